@@ -1,1 +1,13 @@
-//! stub
+//! What the black-box tests stand on: models, a real Range server, and a ring of real processes.
+//!
+//! Nothing here imitates a part of Kvasir Ring: the tests start the programs that users start.
+#![allow(
+    clippy::missing_panics_doc,
+    clippy::unwrap_used,
+    reason = "what can't do its work here ends the test"
+)]
+
+pub mod deadline;
+pub mod gguf;
+pub mod models;
+pub mod random_model;
