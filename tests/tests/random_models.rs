@@ -1,4 +1,5 @@
 //! Stock llama.cpp loads every random model and computes sensible logits: the other tests may build on them.
+#![allow(clippy::unwrap_used, reason = "tests end at the first surprise")]
 
 use std::sync::OnceLock;
 
