@@ -1,0 +1,28 @@
+# `make demo` shows a ring at work, `make test` runs every check. Both install what the machine lacks (scripts/install.sh).
+SHELL := bash
+.DEFAULT_GOAL := build
+.PHONY: build demo test models
+
+export KVASIR_CACHE ?= $(HOME)/.cache/kvasir
+# outside the checkout, so that llama.cpp, which takes minutes, is built once for all checkouts
+export CARGO_TARGET_DIR ?= $(KVASIR_CACHE)/target
+
+binaries := kvasir kvasir-stage
+
+build:
+	scripts/install.sh build
+	cargo build --release
+	for binary in $(binaries); do install -D "$$CARGO_TARGET_DIR/release/$$binary" "bin/$$binary"; done
+
+demo: build
+	scripts/install.sh demo
+	scripts/models.sh smollm2
+	scripts/demo.sh
+
+test:
+	scripts/install.sh test
+	scripts/models.sh smollm2 gemma3
+	scripts/test.sh
+
+models:
+	scripts/models.sh smollm2 gemma3

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Runs every suite, whatever failed before, and sums them up. CI=true: a skipped test counts as a failure.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+
+cache=${KVASIR_CACHE:-$HOME/.cache/kvasir}
+log=$(mktemp)
+# where tests that can't run here say why (kvasir_tests::skip)
+KVASIR_SKIPS=$(mktemp)
+export KVASIR_SKIPS
+trap 'rm -f "$log" "$KVASIR_SKIPS"' EXIT
+passed=0 failed=0 skipped=0 report=
+
+# The words before which a runner prints a count: "3 passed; 1 failed; 0 ignored" and "3 passed, 1 skipped in 2.1s".
+count() { # WORD
+  grep -E '^(test result:|=* ?[0-9]+ (passed|failed|skipped|error))' "$log" |
+    grep -oE "[0-9]+ $1" | awk '{ n += $1 } END { print n + 0 }'
+}
+
+# suite NAME COMMAND...: a command without counts of its own is one test
+suite() {
+  local name=$1 start=$EPOCHREALTIME status minutes p f s quiet
+  shift
+  printf '\n== %s: %s\n' "$name" "$*"
+  : >"$KVASIR_SKIPS"
+  "$@" 2>&1 | tee "$log"
+  status=${PIPESTATUS[0]}
+  minutes=$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", (b - a) / 60 }')
+  p=$(count passed) f=$(count '(failed|error)') s=$(count '(ignored|skipped)')
+  quiet=$(wc -l <"$KVASIR_SKIPS")
+  p=$((p - quiet)) s=$((s + quiet))
+  if ((p + f + s == 0)); then p=$((status == 0)); fi
+  if ((status != 0 && f == 0)); then f=1; fi
+  passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+  report+=$(printf '%-10s %5s min %5d passed %3d failed %3d skipped' "$name" "$minutes" "$p" "$f" "$s")$'\n'
+  sed "s/^/skipped: /" "$KVASIR_SKIPS"
+}
+
+python_client() {
+  local venv=$cache/venv
+  [ -x "$venv/bin/python" ] || python3 -m venv "$venv" || return
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement tests/python/requirements.txt &&
+    "$venv/bin/python" -m pytest --quiet tests/python
+}
+
+# one profile for everything: llama.cpp is built once
+cargo=(--release --workspace)
+suite fmt cargo fmt --all --check
+suite shell shellcheck scripts/*.sh .ci/run
+suite clippy cargo clippy "${cargo[@]}" --all-targets -- --deny warnings
+suite doc env RUSTDOCFLAGS='--deny warnings' cargo doc "${cargo[@]}" --no-deps
+suite build cargo build "${cargo[@]}" # the programs that the suites below start
+suite unit cargo test "${cargo[@]}" --lib --bins --no-fail-fast
+suite doctest cargo test "${cargo[@]}" --doc --no-fail-fast
+# rings have processes and deadlines of their own: one at a time
+suite ring cargo test "${cargo[@]}" --test '*' --no-fail-fast -- --test-threads=1
+suite python python_client
+
+printf '\n%s\n%d passed, %d failed, %d skipped\n' "$report" "$passed" "$failed" "$skipped"
+((failed == 0)) || exit 1
+[ "${CI:-}" != true ] || ((skipped == 0))
