@@ -1,1 +1,14 @@
-//! stub
+//! GGUF model files: their prefix, cutting windows of layers out of them, and fetching just those bytes.
+
+pub mod arch;
+pub mod copy;
+mod header;
+pub mod metadata;
+pub mod model;
+pub mod parts;
+pub mod prefix;
+pub mod tensor;
+pub mod window;
+
+pub use model::{Model, ModelIdentity};
+pub use window::{MiniGguf, WindowRole};
