@@ -10,4 +10,8 @@
 pub mod deadline;
 pub mod gguf;
 pub mod models;
+pub mod nginx;
 pub mod random_model;
+mod skip;
+
+pub use skip::skip;
