@@ -222,3 +222,72 @@ pub enum Frame {
         reply: bool,
     },
 }
+
+/// What a frame is; its number is the first byte of a frame on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// [`Frame::Hello`]
+    Hello = 1,
+    /// [`Frame::Lap`]
+    Lap = 2,
+    /// [`Frame::Tokens`]
+    Tokens = 3,
+    /// [`Frame::Open`]
+    Open = 4,
+    /// [`Frame::Close`]
+    Close = 5,
+    /// [`Frame::Fork`]
+    Fork = 6,
+    /// [`Frame::Truncate`]
+    Truncate = 7,
+    /// [`Frame::Report`]
+    Report = 8,
+    /// [`Frame::Replay`]
+    Replay = 9,
+    /// [`Frame::Drain`]
+    Drain = 10,
+    /// [`Frame::Ping`]
+    Ping = 11,
+}
+
+impl Kind {
+    /// All kinds of version 1, in the order of their numbers.
+    pub const ALL: [Kind; 11] = [
+        Kind::Hello,
+        Kind::Lap,
+        Kind::Tokens,
+        Kind::Open,
+        Kind::Close,
+        Kind::Fork,
+        Kind::Truncate,
+        Kind::Report,
+        Kind::Replay,
+        Kind::Drain,
+        Kind::Ping,
+    ];
+
+    /// The kind with this number, if version 1 knows it.
+    pub fn from_number(number: u8) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| *kind as u8 == number)
+    }
+}
+
+impl Frame {
+    /// What this frame is.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Frame::Hello(_) => Kind::Hello,
+            Frame::Lap(_) => Kind::Lap,
+            Frame::Tokens(_) => Kind::Tokens,
+            Frame::Open(_) => Kind::Open,
+            Frame::Close { .. } => Kind::Close,
+            Frame::Fork { .. } => Kind::Fork,
+            Frame::Truncate { .. } => Kind::Truncate,
+            Frame::Report { .. } => Kind::Report,
+            Frame::Replay { .. } => Kind::Replay,
+            Frame::Drain => Kind::Drain,
+            Frame::Ping { .. } => Kind::Ping,
+        }
+    }
+}
