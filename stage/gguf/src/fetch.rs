@@ -8,22 +8,18 @@
 mod journal;
 mod local;
 mod partial;
-mod pieces;
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::{StreamExt, TryStreamExt, stream};
 
-use crate::model;
+use crate::pieces::Piece;
 use crate::prefix;
 use crate::source::{self, RangeReader};
 use crate::window::MiniGguf;
 use partial::Partial;
-use pieces::{Piece, made_up, pieces};
 
 pub use local::verify;
 
@@ -211,23 +207,4 @@ async fn blocking<T: Send + 'static>(
         path: path.to_owned(),
         source: io::Error::other(error),
     })?
-}
-
-/// Writes `mini` to `out` from local files, at once; `model` is the path of any part of the model it was cut from.
-pub fn write_from_file(model: &Path, mini: &MiniGguf, out: &Path) -> io::Result<()> {
-    let parts = model::part_paths(model)
-        .iter()
-        .map(File::open)
-        .collect::<io::Result<Vec<File>>>()?;
-    let file = File::create(out)?;
-    for (start, bytes) in made_up(mini) {
-        file.write_all_at(bytes, start)?;
-    }
-    for piece in pieces(mini) {
-        let mut bytes = vec![0; piece.len as usize];
-        parts[piece.part].read_exact_at(&mut bytes, piece.offset)?;
-        file.write_all_at(&bytes, piece.start)?;
-    }
-    file.set_len(mini.len)?;
-    file.sync_all()
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Error;
 use super::journal::{Head, Journal, Record};
-use super::pieces::{Piece, made_up, pieces};
+use crate::pieces::{Piece, made_up, pieces};
 use crate::window::MiniGguf;
 
 /// The growing file and its journal.

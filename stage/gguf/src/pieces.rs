@@ -3,25 +3,25 @@
 use crate::window::{MiniGguf, Source};
 
 /// A piece is at most this long: what is lost when a download breaks off, and what each connection holds in memory.
-pub(super) const LARGEST: u64 = 8 << 20;
+pub(crate) const LARGEST: u64 = 8 << 20;
 /// Tensors with no more than this between them are fetched together; it is padding to the alignment.
 const LARGEST_GAP: u64 = 256;
 
 /// Bytes of a part, and where they go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(crate) struct Piece {
     /// part, from 0
-    pub(super) part: usize,
+    pub(crate) part: usize,
     /// first byte in the part's file
-    pub(super) offset: u64,
+    pub(crate) offset: u64,
     /// first byte in the mini-GGUF
-    pub(super) start: u64,
+    pub(crate) start: u64,
     /// bytes
-    pub(super) len: u64,
+    pub(crate) len: u64,
 }
 
 /// All that is fetched, in the order of the file. Tensors that are neighbours in both files become one run.
-pub(super) fn pieces(mini: &MiniGguf) -> Vec<Piece> {
+pub(crate) fn pieces(mini: &MiniGguf) -> Vec<Piece> {
     let mut runs: Vec<Piece> = Vec::new();
     for tensor in &mini.tensors {
         let Source::Range { part, offset, len } = tensor.source else {
@@ -60,7 +60,7 @@ fn cut(run: Piece) -> impl Iterator<Item = Piece> {
 }
 
 /// Bytes that no source has, and where they go.
-pub(super) fn made_up(mini: &MiniGguf) -> impl Iterator<Item = (u64, &[u8])> {
+pub(crate) fn made_up(mini: &MiniGguf) -> impl Iterator<Item = (u64, &[u8])> {
     let tensors = mini.tensors.iter().filter_map(|tensor| match &tensor.source {
         Source::Bytes(bytes) => Some((tensor.start, &bytes[..])),
         Source::Range { .. } | Source::Hole { .. } => None,
