@@ -11,6 +11,7 @@ pub mod deadline;
 pub mod gguf;
 pub mod models;
 pub mod nginx;
+pub mod process;
 pub mod random_model;
 mod skip;
 
