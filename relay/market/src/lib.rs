@@ -1,1 +1,14 @@
-//! stub
+//! The market: where the windows of a ring are reported, its membership is proposed, and its manifest is published.
+//!
+//! `board` is the state machine of one ring and pure; `routes` serves it over HTTP, `client` is a stage's side of it,
+//! `types` is what the two say.
+
+pub mod board;
+pub mod client;
+pub mod routes;
+pub mod types;
+
+pub use board::{Board, BoardError};
+pub use client::{ClientError, MarketClient};
+pub use routes::{Market, router};
+pub use types::{BoardStatus, Proposal, SlotStatus, StageReport, StageState};

@@ -1,0 +1,108 @@
+//! What stages and the market tell each other: reports, proposals, the board's status.
+//!
+//! JSON, camelCase. Unknown fields are passed over, so that a newer stage can talk to an older market.
+
+use kvasir_plan::{Holder, LayerRange, RankManifest};
+use kvasir_wire::trust::Delegation;
+use serde::{Deserialize, Serialize};
+
+/// What a stage says of itself, again and again: who it is, which window it has, and how far it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StageReport {
+    /// the process: its keys and where its predecessor reaches it
+    pub holder: Holder,
+    /// its window, in layers of the whole model
+    pub layers: LayerRange,
+    /// identity of the model that the window was cut from, text form
+    pub identity: String,
+    /// how far it is
+    pub state: StageState,
+    /// epoch of which this stage lost a link, if it did
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost_epoch: Option<u64>,
+    /// why the link was lost
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost_reason: Option<String>,
+}
+
+/// How far a stage is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "phase", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum StageState {
+    /// its window is on the way
+    Fetching {
+        /// bytes fetched so far
+        done: u64,
+        /// bytes to fetch
+        total: u64,
+    },
+    /// its window is complete and being loaded
+    Loading,
+    /// its window is loaded: it can join
+    Ready {
+        /// bytes that it fetched, over all its attempts
+        fetched_bytes: u64,
+        /// resident memory of the process, in bytes
+        resident_bytes: u64,
+        /// backend that really runs the window
+        backend: String,
+    },
+    /// it will go once what it has is passed on
+    Leaving,
+}
+
+/// The market's next manifest, for rank 0 to sign.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Proposal {
+    /// next epoch, every holder filled in
+    pub manifest: RankManifest,
+    /// the owner's word that rank 0's node key may sign manifests of this ring
+    pub delegation: Delegation,
+}
+
+/// One ring as the market sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BoardStatus {
+    /// the ring's name
+    pub ring: String,
+    /// epoch of the published manifest, if there is one
+    pub epoch: Option<u64>,
+    /// epoch that rank 0 has yet to sign, if one is proposed
+    pub proposed: Option<u64>,
+    /// every window, in ring order
+    pub slots: Vec<SlotStatus>,
+}
+
+/// One window as the market sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SlotStatus {
+    /// rank of the window
+    pub rank: u32,
+    /// its layers
+    pub layers: LayerRange,
+    /// latest report of the stage that holds it, none until one has reported
+    pub report: Option<StageReport>,
+    /// the report is too old to count
+    pub stale: bool,
+}
+
+impl SlotStatus {
+    /// Ready, and heard of lately.
+    pub fn ready(&self) -> bool {
+        !self.stale && matches!(&self.report, Some(report) if matches!(report.state, StageState::Ready { .. }))
+    }
+}
+
+/// Body of every refusal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Refusal {
+    /// stable `PascalCase` word
+    pub reason: String,
+    /// what is wrong and what to do
+    pub message: String,
+}
