@@ -1,0 +1,354 @@
+//! The OpenAI-compatible API of rank 0: chat and text completions, models, health and metrics.
+//!
+//! A request goes through `parameters` (checked by name), `messages` and `template` (to a prompt), the [`Ring`], and
+//! `answer` (tokens to text: `detokenize`, `stop`, `tools`), and leaves whole or as a `stream`. The pure parts know no
+//! HTTP and no ring.
+//!
+//! Stated choices where OpenAI's own documents leave room: text parts of a message are joined by a line feed;
+//! `stream_options` without `stream` is a 400; `max_tokens` below one is a 400; a `model` that is left out means the
+//! one that is served; a cap beyond the context is no error, the answer ends with `length`.
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::{Method, header};
+use axum::middleware;
+use axum::response::Response;
+use axum::routing::{get, post};
+use axum::serve::ListenerExt;
+use prometheus_client::registry::Registry;
+use secrecy::SecretString;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+
+use self::answer::Answer;
+use self::errors::ApiError;
+use self::generation::{Generation, Order};
+use self::health::Pulse;
+use self::metrics::Metrics;
+use self::parameters::Parameters;
+use self::reply::{Delivery, Envelope, Shape};
+use self::template::{CHATML, ChatTemplate, TemplateError};
+use self::tools::Tools;
+use crate::ring::handle::{Generate, Ring};
+
+pub use self::tokenizer::Tokenizer;
+
+mod access;
+mod answer;
+mod auth;
+mod chat;
+mod clock;
+mod completions;
+pub mod detokenize;
+mod errors;
+#[cfg(test)]
+mod fake;
+mod fields;
+mod generation;
+mod health;
+mod messages;
+mod metrics;
+mod models;
+mod parameters;
+mod reply;
+pub mod stop;
+mod stream;
+mod template;
+#[cfg(test)]
+mod tests;
+mod tokenizer;
+mod tools;
+
+/// Which web pages may call the API from a browser.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Cors {
+    /// Any page if API keys are set; otherwise only pages that this machine serves itself, since any page that its
+    /// user visits could call an unguarded API.
+    #[default]
+    Guarded,
+    /// Any page.
+    Any,
+    /// Pages of these origins (`https://example.org`).
+    Origins(Vec<String>),
+    /// None.
+    Off,
+}
+
+/// How the API behaves.
+#[derive(Debug)]
+pub struct ApiConfig {
+    /// name under which the model is served
+    pub model_name: String,
+    /// instead of the model's own chat template
+    pub chat_template: Option<String>,
+    /// one of them must come as a Bearer token; with none, nobody is asked
+    pub api_keys: Vec<SecretString>,
+    /// tokens of an answer whose request names no cap; the context bounds it too
+    pub default_max_tokens: u32,
+    /// pages that may call from a browser
+    pub cors: Cors,
+    /// longest silence of a stream: a comment goes out while a prompt is computed
+    pub keep_alive: Duration,
+    /// bytes of a request's body at most
+    pub max_body_bytes: usize,
+    /// answers that stand still for this long in a ring that claims to be ready turn `/healthz` red
+    pub wedged_after: Duration,
+    /// what `/metrics` shows beside the API's own numbers
+    pub registry: Registry,
+}
+
+impl ApiConfig {
+    /// Defaults for a model served as `model_name`, without keys.
+    pub fn new(model_name: impl Into<String>) -> ApiConfig {
+        ApiConfig {
+            model_name: model_name.into(),
+            chat_template: None,
+            api_keys: Vec::new(),
+            default_max_tokens: 4096,
+            cors: Cors::default(),
+            keep_alive: Duration::from_secs(15),
+            // A million tokens as JSON numbers are 8 MB.
+            max_body_bytes: 16 << 20,
+            wedged_after: Duration::from_secs(120),
+            registry: Registry::default(),
+        }
+    }
+}
+
+/// What handlers share.
+struct Api {
+    ring: Arc<dyn Ring>,
+    tokenizer: Arc<dyn Tokenizer>,
+    template: Result<ChatTemplate, TemplateError>,
+    model_name: String,
+    default_max_tokens: u32,
+    keep_alive: Duration,
+    wedged_after: Duration,
+    /// seconds since 1970
+    started: u64,
+    registry: Registry,
+    metrics: Metrics,
+    pulse: Pulse,
+}
+
+/// A request that was understood.
+struct Prepared {
+    /// the field that the prompt came from
+    param: &'static str,
+    prompt: Vec<i32>,
+    parameters: Parameters,
+    tools: Option<Tools>,
+}
+
+/// The API's routes.
+pub fn router(ring: Arc<dyn Ring>, tokenizer: Arc<dyn Tokenizer>, mut config: ApiConfig) -> Router {
+    let metrics = Metrics::register(&mut config.registry);
+    let cors = cors(&config);
+    let keys: Arc<[_]> = config.api_keys.into();
+    let api = Arc::new(Api {
+        template: compile_template(&*tokenizer, config.chat_template),
+        ring,
+        tokenizer,
+        model_name: config.model_name,
+        default_max_tokens: config.default_max_tokens,
+        keep_alive: config.keep_alive,
+        wedged_after: config.wedged_after,
+        started: clock::unix_seconds(),
+        registry: config.registry,
+        metrics,
+        pulse: Pulse::new(),
+    });
+    let guarded = Router::new()
+        .route("/chat/completions", post(chat::create))
+        .route("/completions", post(completions::create))
+        .route("/models", get(models::list))
+        .route("/models/{*id}", get(models::retrieve))
+        .fallback(no_route)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(config.max_body_bytes))
+        .layer(middleware::from_fn_with_state(keys, auth::require_key));
+    Router::new()
+        .nest("/v1", guarded)
+        .route("/healthz", get(health::healthz))
+        .route("/readyz", get(health::readyz))
+        .route("/metrics", get(health::metrics))
+        .fallback(no_route)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn_with_state(api.clone(), access::record))
+        // Outermost: a preflight needs no key, and every answer, also a 401, says who may read it.
+        .layer(cors)
+        .with_state(api)
+}
+
+fn compile_template(tokenizer: &dyn Tokenizer, own: Option<String>) -> Result<ChatTemplate, TemplateError> {
+    let source = own.or_else(|| tokenizer.chat_template()).unwrap_or_else(|| {
+        tracing::warn!("the model has no chat template: ChatML is used, which it may not understand");
+        CHATML.to_string()
+    });
+    let template = ChatTemplate::compile(&source, tokenizer.bos_token(), tokenizer.eos_token());
+    if let Err(error) = &template {
+        tracing::error!(%error, "chat completions are not available");
+    }
+    template
+}
+
+fn cors(config: &ApiConfig) -> CorsLayer {
+    let origins = match &config.cors {
+        Cors::Any => AllowOrigin::any(),
+        Cors::Guarded if !config.api_keys.is_empty() => AllowOrigin::any(),
+        Cors::Guarded => AllowOrigin::predicate(|origin, _| is_local(origin.as_bytes())),
+        Cors::Origins(allowed) => {
+            let allowed = allowed.clone();
+            AllowOrigin::predicate(move |origin, _| {
+                allowed.iter().any(|allowed| origin.as_bytes() == allowed.as_bytes())
+            })
+        }
+        Cors::Off => AllowOrigin::list([]),
+    };
+    CorsLayer::new()
+        .allow_origin(origins)
+        .allow_methods([Method::GET, Method::POST])
+        // A wildcard would not cover `Authorization`.
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([header::RETRY_AFTER])
+}
+
+fn is_local(origin: &[u8]) -> bool {
+    let host = std::str::from_utf8(origin)
+        .ok()
+        .and_then(|origin| origin.split_once("://"))
+        .map(|(_, host)| host);
+    let Some(host) = host else { return false };
+    ["localhost", "127.0.0.1", "[::1]"].iter().any(|local| {
+        host.strip_prefix(local)
+            .is_some_and(|port| port.is_empty() || port.starts_with(':'))
+    })
+}
+
+async fn no_route(request: Request) -> ApiError {
+    ApiError::no_route(request.method().as_str(), request.uri().path())
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    ApiError::wrong_method(request.method().as_str(), request.uri().path())
+}
+
+impl Api {
+    /// Only the one model is served; a request that names none means it.
+    fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
+        match asked {
+            Some(asked) if asked != self.model_name => Err(ApiError::model_not_found(asked, &self.model_name)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Runs `prepare` where a long prompt's rendering and tokenising hold up no other request.
+    async fn prepare(
+        self: Arc<Self>,
+        prepare: impl FnOnce(&Api) -> Result<Prepared, ApiError> + Send + 'static,
+    ) -> Result<Prepared, ApiError> {
+        let prepared = tokio::task::spawn_blocking(move || prepare(&self)).await;
+        prepared.unwrap_or_else(|_| {
+            Err(ApiError::internal(
+                "internal_error",
+                "the request could not be prepared",
+            ))
+        })
+    }
+
+    /// Has the ring answer and sends what comes in `shape`.
+    async fn answer<S: Shape>(
+        self: Arc<Self>,
+        id: String,
+        arrived: Instant,
+        prepared: Prepared,
+        shape: S,
+    ) -> Result<Response, ApiError> {
+        let Prepared {
+            param,
+            prompt,
+            parameters,
+            tools,
+        } = prepared;
+        let max_tokens = self
+            .room(param, &prompt)?
+            .min(parameters.max_tokens.unwrap_or(self.default_max_tokens));
+        let with_logprobs = parameters.sampling.top_logprobs.is_some();
+        let answer = Answer::new(self.tokenizer.clone(), parameters.stops, tools.as_ref(), with_logprobs);
+        let stop_tokens = if parameters.ignore_eos {
+            Vec::new()
+        } else {
+            self.tokenizer.end_tokens()
+        };
+        let generate = Generate {
+            prompt,
+            max_tokens,
+            sampling: parameters.sampling,
+            stop_tokens,
+        };
+        let envelope = Envelope::new(id.clone(), &self.model_name);
+        let order = Order {
+            id,
+            arrived,
+            constraint: parameters.constraint,
+            generate,
+        };
+        let delivery = Delivery {
+            stream: parameters.stream,
+            include_usage: parameters.include_usage,
+            keep_alive: self.keep_alive,
+        };
+        let generation = Generation::submit(self, order, answer).await?;
+        reply::send(generation, envelope, shape, delivery).await
+    }
+
+    /// Tokens that fit after `prompt`, at least one.
+    fn room(&self, param: &str, prompt: &[i32]) -> Result<u32, ApiError> {
+        if prompt.is_empty() {
+            return Err(ApiError::invalid(param, format!("'{param}' comes to no tokens at all")));
+        }
+        let context_length = self.ring.limits().context_length;
+        match u32::try_from(prompt.len())
+            .ok()
+            .and_then(|prompt| context_length.checked_sub(prompt))
+        {
+            None | Some(0) => Err(ApiError::context_length(param, prompt.len(), context_length)),
+            Some(room) => Ok(room),
+        }
+    }
+}
+
+/// How long answers may go on once shutdown has begun: below the 30 s that Kubernetes grants.
+const DRAIN: Duration = Duration::from_secs(25);
+
+/// Serves `router` until `shutdown` resolves; then takes no new connection and lets answers in progress end, for 25 s
+/// at most.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
+    let stopping = CancellationToken::new();
+    let listener = listener.tap_io(|connection| {
+        // Each token is a small packet of its own that must not wait for the next.
+        if let Err(error) = connection.set_nodelay(true) {
+            tracing::debug!(%error, "connection without TCP_NODELAY");
+        }
+    });
+    let server = axum::serve(listener, router).with_graceful_shutdown(stopping.clone().cancelled_owned());
+    let deadline = async {
+        shutdown.await;
+        stopping.cancel();
+        tokio::time::sleep(DRAIN).await;
+    };
+    tokio::select! {
+        served = server => served,
+        () = deadline => {
+            tracing::warn!("answers were still in progress when the time to drain ran out");
+            Ok(())
+        }
+    }
+}
