@@ -1,1 +1,12 @@
-fn main() {}
+//! One rank of a ring; see `kvasir-stage --help`.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use kvasir_stage::cli::{Cli, log_to_stderr};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log_to_stderr();
+    cli.run()
+}

@@ -1,1 +1,29 @@
-//! stub
+//! Runs one window of a model on llama.cpp: hidden states in, hidden states or logits out.
+//!
+//! - [`Backend`] is llama.cpp in this process, in fast or exact mode.
+//! - [`Window`] is a contiguous range of layers with the cache of its sequences; [`Whole`] is the model in one piece.
+//! - [`Embedder`] and [`Vocabulary`] are rank 0's ends of it, [`sampler`] is the last rank's.
+//!
+//! llama.cpp aborts the process when a precondition is hurt, so all are checked here and become [`EngineError`]s. All
+//! `unsafe` code of the project lives in this crate.
+
+mod backend;
+mod batch;
+mod capture;
+mod context;
+mod embedder;
+mod error;
+mod log;
+mod model;
+pub mod sampler;
+mod threads;
+mod vocabulary;
+mod whole;
+mod window;
+
+pub use backend::{Backend, Mode};
+pub use embedder::Embedder;
+pub use error::EngineError;
+pub use vocabulary::Vocabulary;
+pub use whole::Whole;
+pub use window::{CacheType, Output, Span, Window, WindowOptions};

@@ -14,6 +14,24 @@ pub struct LayerRange {
     pub end: u32,
 }
 
+impl LayerRange {
+    /// Number of layers; 0 when the range is the wrong way round.
+    pub fn len(self) -> u32 {
+        self.end.saturating_sub(self.start)
+    }
+
+    /// Whether there is no layer in it.
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl std::fmt::Display for LayerRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}..{}", self.start, self.end)
+    }
+}
+
 /// How hidden states travel on an edge. bf16 by default: plain f16 overflows (residuals reach 90,685 in Gemma 3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum BoundaryType {
@@ -25,6 +43,38 @@ pub enum BoundaryType {
     /// blocks of 32 values: an f16 scale and 32 signed bytes, 34 bytes a block (ggml's `Q8_0`)
     #[serde(rename = "Q8_0")]
     Q8_0,
+}
+
+impl BoundaryType {
+    /// Bytes of one hidden state of so many values.
+    pub fn row_bytes(self, embedding_length: u32) -> u64 {
+        let values = u64::from(embedding_length);
+        match self {
+            BoundaryType::F32 => values * 4,
+            BoundaryType::Bf16 => values * 2,
+            BoundaryType::Q8_0 => values.div_ceil(32) * 34,
+        }
+    }
+}
+
+/// How many laps a ring keeps in flight and how large one may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LapShape {
+    /// laps in flight at most; every stage's inbox holds as many
+    pub max_laps: u16,
+    /// rows in one lap at most
+    pub max_lap_tokens: u32,
+}
+
+impl Default for LapShape {
+    /// Eight laps keep a ring of three to six stages busy; 256 rows are a prompt chunk that delays a decode lap by less
+    /// than a second on a CPU.
+    fn default() -> Self {
+        Self {
+            max_laps: 8,
+            max_lap_tokens: 256,
+        }
+    }
 }
 
 /// What a stage checks before it joins: mixed weights run without an error, so two stages must mean one model.
@@ -122,4 +172,16 @@ pub struct RankManifest {
     pub max_lap_tokens: u32,
     /// ranks 0…n−1
     pub ranks: Vec<Rank>,
+}
+
+impl RankManifest {
+    /// Hash of what the planner decided, as 16 hex digits: the same for every epoch and whoever holds the ranks.
+    pub fn plan_hash(&self) -> String {
+        let mut plan = self.clone();
+        plan.epoch = 0;
+        plan.ranks.iter_mut().for_each(|rank| rank.holder = None);
+        // strings, numbers and lists: nothing that JSON can't hold
+        let json = serde_json::to_vec(&plan).unwrap_or_default();
+        blake3::hash(&json).to_hex()[..16].to_owned()
+    }
 }

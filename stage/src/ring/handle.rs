@@ -76,7 +76,7 @@ pub enum RingError {
 }
 
 impl RingError {
-    /// Stable PascalCase word for metrics, events and conditions.
+    /// Stable `PascalCase` word for metrics, events and conditions.
     pub fn reason(&self) -> &'static str {
         match self {
             RingError::NotReady { .. } => "NotReady",

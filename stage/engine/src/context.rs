@@ -1,0 +1,668 @@
+//! A model with its cache and threads, run batch by batch. Every precondition of llama.cpp is checked here, since it
+//! aborts the process where one is hurt.
+
+use crate::batch::{self, Call};
+use crate::capture::{self, Capture};
+use crate::error::EngineError;
+use crate::log;
+use crate::model::Model;
+use crate::window::{CacheType, Output, Span, WindowOptions};
+use llama_cpp_sys_2 as sys;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// llama.cpp's own limit, `LLAMA_MAX_SEQ`.
+const MAX_SEQUENCES: u32 = 256;
+/// llama.cpp rounds caches up to this many positions.
+const CACHE_STEP: u32 = 256;
+/// Rows of one microbatch. More would not be faster on a CPU, and compute buffers grow with it.
+const MAX_MICROBATCH: u32 = 512;
+
+/// What goes in: one value per row, or one embedding.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Input<'a> {
+    Tokens(&'a [i32]),
+    Hidden(&'a [f32]),
+}
+
+/// Bytes of memory that a context takes, as llama.cpp reports them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Footprint {
+    /// keys, values and recurrent states of all slots
+    pub(crate) cache: u64,
+    /// intermediate results of one microbatch
+    pub(crate) compute: u64,
+    /// rows of logits
+    pub(crate) output: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Context {
+    pointer: NonNull<sys::llama_context>,
+    threads: NonNull<sys::ggml_threadpool>,
+    capture: Option<Box<Capture>>,
+    batch: Batch,
+    slots: Vec<Slot>,
+    footprint: Footprint,
+    context_length: u32,
+    max_rows: u32,
+    microbatch: u32,
+    output: Output,
+    whole_cache: bool,
+    model: Arc<Model>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    /// positions computed
+    held: u32,
+    /// a row of it was not finite: its cells in the cache may still hold such values
+    tainted: bool,
+}
+
+/// The arrays that a `llama_batch` points to, kept for the next call.
+#[derive(Debug, Default)]
+struct Batch {
+    tokens: Vec<sys::llama_token>,
+    hidden: Vec<f32>,
+    positions: Vec<sys::llama_pos>,
+    counts: Vec<i32>,
+    sequences: Vec<sys::llama_seq_id>,
+    sequence_pointers: Vec<*mut sys::llama_seq_id>,
+    outputs: Vec<i8>,
+}
+
+// SAFETY: the context, its threads and the pointers inside `batch`, which point into the same struct's heap blocks and
+// are rebuilt for every call, are used by one thread at a time: all methods that run them take `&mut self`.
+#[allow(unsafe_code)]
+unsafe impl Send for Context {}
+// SAFETY: methods that take `&self` only read plain fields.
+#[allow(unsafe_code)]
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub(crate) fn new(model: Arc<Model>, options: &WindowOptions) -> Result<Context, EngineError> {
+        let context_length = check(options)?;
+        let microbatch = options.max_rows.min(MAX_MICROBATCH);
+        let mut capture = match options.output {
+            Output::Hidden => Some(Capture::of(format!("l_out-{}", i64::from(model.layers()) - 1))),
+            Output::Logits { .. } => None,
+        };
+        let whole_cache = options.exact || options.whole_cache;
+
+        #[allow(unsafe_code)]
+        // SAFETY: returns a plain struct.
+        let mut params = unsafe { sys::llama_context_default_params() };
+        params.n_ctx = context_length * options.sequences;
+        params.n_batch = microbatch;
+        params.n_ubatch = microbatch;
+        params.n_seq_max = options.sequences;
+        params.kv_unified = false;
+        params.swa_full = whole_cache;
+        params.n_threads = thread_count(options.threads);
+        params.n_threads_batch = params.n_threads;
+        params.no_perf = true;
+        params.flash_attn_type = if options.exact {
+            sys::LLAMA_FLASH_ATTN_TYPE_DISABLED
+        } else {
+            sys::LLAMA_FLASH_ATTN_TYPE_AUTO
+        };
+        params.type_k = match options.cache_type {
+            CacheType::F16 => sys::GGML_TYPE_F16,
+            CacheType::Q8_0 => sys::GGML_TYPE_Q8_0,
+        };
+        params.type_v = params.type_k;
+        // The logits buffer is touched in full when it is made; llama.cpp wants room for a row of each sequence.
+        params.n_outputs_max = match options.output {
+            Output::Hidden => microbatch.max(options.sequences),
+            Output::Logits { max_rows } => max_rows.min(microbatch).max(options.sequences),
+        };
+        if let Some(capture) = &mut capture {
+            params.cb_eval = Some(capture::on_node);
+            params.cb_eval_user_data = capture.user_data();
+        }
+
+        #[allow(unsafe_code)]
+        // SAFETY: the model is loaded and outlives the context; the capture is boxed, so its address stays.
+        let (pointer, said) = log::listen(|| unsafe { sys::llama_init_from_model(model.as_ptr(), params) });
+        let failed = |detail| EngineError::Context {
+            path: model.path().to_owned(),
+            detail,
+        };
+        let pointer = NonNull::new(pointer).ok_or_else(|| failed(said.why()))?;
+        let Some(threads) = attach_threads(pointer, params.n_threads) else {
+            #[allow(unsafe_code)]
+            // SAFETY: made above and used by nobody else.
+            unsafe {
+                sys::llama_free(pointer.as_ptr());
+            }
+            return Err(failed("its threads could not be started".to_owned()));
+        };
+        Ok(Context {
+            pointer,
+            threads,
+            capture,
+            batch: Batch::default(),
+            slots: vec![Slot::default(); options.sequences as usize],
+            footprint: Footprint::of(&said),
+            context_length: options.context_length,
+            max_rows: options.max_rows,
+            microbatch,
+            output: options.output,
+            whole_cache,
+            model,
+        })
+    }
+
+    pub(crate) fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    pub(crate) fn footprint(&self) -> Footprint {
+        self.footprint
+    }
+
+    /// Positions that a slot holds.
+    pub(crate) fn held(&self, slot: u32) -> u32 {
+        self.slots.get(slot as usize).map_or(0, |slot| slot.held)
+    }
+
+    /// Runs spans and returns the residual rows of the last layer, in the order that the rows came in.
+    pub(crate) fn run_hidden(
+        &mut self,
+        spans: &[Span],
+        input: Input<'_>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), EngineError> {
+        if self.capture.is_none() {
+            return Err(EngineError::Output { gives: "logits" });
+        }
+        let rows = self.check_batch(spans, input)?;
+        let width = self.model.embedding_length();
+        out.clear();
+        out.resize(rows * width, 0.0);
+        for call in batch::plan(spans, self.microbatch) {
+            self.decode(&call, input, |_| true)?;
+            let captured = self.capture.as_ref().map_or(&[][..], |capture| capture.rows());
+            if captured.len() != call.rows() * width {
+                let error = EngineError::NoBoundary {
+                    architecture: self.model.architecture().to_owned(),
+                    tensor: self
+                        .capture
+                        .as_ref()
+                        .map_or_else(String::new, |capture| capture.name().to_owned()),
+                    got: captured.len(),
+                    expected: call.rows() * width,
+                };
+                self.forget(spans);
+                return Err(error);
+            }
+            for (row, values) in call.order().zip(captured.chunks_exact(width)) {
+                out[row * width..(row + 1) * width].copy_from_slice(values);
+            }
+        }
+        self.check_finite(spans, out.chunks_exact(width).enumerate())
+    }
+
+    /// Runs spans and returns the logits of the wanted rows, in the order of `want`.
+    pub(crate) fn run_logits(
+        &mut self,
+        spans: &[Span],
+        input: Input<'_>,
+        want: &[u32],
+        out: &mut Vec<f32>,
+    ) -> Result<(), EngineError> {
+        let Output::Logits { max_rows } = self.output else {
+            return Err(EngineError::Output { gives: "hidden states" });
+        };
+        let rows = self.check_batch(spans, input)?;
+        if let Some(&row) = want.iter().find(|&&row| row as usize >= rows) {
+            return Err(EngineError::WantedRow { row, rows });
+        }
+        if want.len() > max_rows as usize {
+            return Err(EngineError::TooManyRows {
+                rows: want.len() as u64,
+                limit: max_rows,
+            });
+        }
+        let width = self.model.vocabulary_length();
+        out.clear();
+        out.resize(want.len() * width, 0.0);
+        for call in batch::plan(spans, self.microbatch) {
+            self.decode(&call, input, |row| want.contains(&(row as u32)))?;
+            let wanted = call.order().filter(|&row| want.contains(&(row as u32)));
+            for (row, values) in wanted.zip(self.logits(width)) {
+                for place in (0..want.len()).filter(|&place| want[place] as usize == row) {
+                    out[place * width..(place + 1) * width].copy_from_slice(values);
+                }
+            }
+        }
+        let rows = want.iter().map(|&row| row as usize).zip(out.chunks_exact(width));
+        self.check_finite(spans, rows)
+    }
+
+    /// Rows of logits of the last call, in the order of its rows.
+    #[allow(unsafe_code)]
+    fn logits(&self, width: usize) -> std::slice::ChunksExact<'_, f32> {
+        let rows = self.batch.outputs.iter().filter(|&&output| output != 0).count();
+        if rows == 0 {
+            return [].chunks_exact(width);
+        }
+        // SAFETY: after a successful decode llama.cpp's buffer holds a row of the vocabulary's length for each row
+        // marked as an output, in the batch's order, until the next decode, which takes `&mut self`.
+        unsafe { std::slice::from_raw_parts(sys::llama_get_logits(self.pointer.as_ptr()), rows * width) }
+            .chunks_exact(width)
+    }
+
+    /// Checks spans and input; returns the number of rows.
+    fn check_batch(&self, spans: &[Span], input: Input<'_>) -> Result<usize, EngineError> {
+        let mut seen = vec![false; self.slots.len()];
+        let mut rows = 0_u64;
+        for &Span { slot, position, count } in spans {
+            let held = self.slot(slot)?.held;
+            if std::mem::replace(&mut seen[slot as usize], true) {
+                return Err(EngineError::DuplicateSlot { slot });
+            }
+            if count == 0 {
+                return Err(EngineError::EmptySpan { slot });
+            }
+            if position != held {
+                return Err(EngineError::Position { slot, held, position });
+            }
+            let length = u64::from(position) + u64::from(count);
+            if length > u64::from(self.context_length) {
+                return Err(EngineError::ContextFull {
+                    slot,
+                    length,
+                    context_length: self.context_length,
+                });
+            }
+            rows += u64::from(count);
+        }
+        if rows > u64::from(self.max_rows) {
+            return Err(EngineError::TooManyRows {
+                rows,
+                limit: self.max_rows,
+            });
+        }
+        let rows = rows as usize;
+        let (got, expected) = match input {
+            Input::Tokens(tokens) => (tokens.len(), rows),
+            Input::Hidden(values) => (values.len(), rows * self.model.embedding_length()),
+        };
+        if got != expected {
+            return Err(EngineError::InputLength { got, expected });
+        }
+        match input {
+            Input::Tokens(tokens) => {
+                let vocabulary = self.model.vocabulary_length();
+                match tokens
+                    .iter()
+                    .find(|&&token| usize::try_from(token).map_or(true, |token| token >= vocabulary))
+                {
+                    Some(&token) => return Err(EngineError::Token { token, vocabulary }),
+                    None => Ok(rows),
+                }
+            }
+            Input::Hidden(values) => match values.iter().position(|value| !value.is_finite()) {
+                Some(at) => Err(EngineError::InputNotFinite {
+                    row: at / self.model.embedding_length(),
+                }),
+                None => Ok(rows),
+            },
+        }
+    }
+
+    fn slot(&self, slot: u32) -> Result<Slot, EngineError> {
+        let unknown = EngineError::Slot {
+            slot,
+            sequences: self.slots.len() as u32,
+        };
+        self.slots.get(slot as usize).copied().ok_or(unknown)
+    }
+
+    fn check_finite<'a>(
+        &mut self,
+        spans: &[Span],
+        mut rows: impl Iterator<Item = (usize, &'a [f32])>,
+    ) -> Result<(), EngineError> {
+        let Some((row, _)) = rows.find(|(_, values)| !values.iter().all(|value| value.is_finite())) else {
+            return Ok(());
+        };
+        for span in spans {
+            self.slots[span.slot as usize].tainted = true;
+        }
+        self.forget(spans);
+        Err(EngineError::OutputNotFinite { row })
+    }
+
+    /// Forgets what a failed batch may have computed, or where that can't be done, all that its slots held.
+    fn forget(&mut self, spans: &[Span]) {
+        for span in spans {
+            if self.truncate(span.slot, span.position).is_err() {
+                self.clear(span.slot);
+            }
+        }
+    }
+
+    /// One call of `llama_decode`.
+    #[allow(unsafe_code)]
+    fn decode(&mut self, call: &Call, input: Input<'_>, is_output: impl Fn(usize) -> bool) -> Result<(), EngineError> {
+        let batch = self.batch.fill(call, input, &self.model, is_output);
+        if let Some(capture) = &mut self.capture {
+            capture.clear();
+        }
+        // SAFETY: the batch's arrays are as long as it says and outlive the call; rows, positions, sequences and
+        // tokens are in range (`check_batch`), and the rows fit `n_batch` (`batch::plan`).
+        let (code, said) = log::listen(|| unsafe { sys::llama_decode(self.pointer.as_ptr(), batch) });
+        for part in &call.parts {
+            self.slots[part.slot as usize].held = part.position + part.count;
+        }
+        if code != 0 {
+            for part in &call.parts {
+                let span = Span {
+                    slot: part.slot,
+                    position: part.position,
+                    count: part.count,
+                };
+                self.forget(&[span]);
+            }
+            return Err(EngineError::Decode {
+                code,
+                detail: said.why(),
+            });
+        }
+        Ok(())
+    }
+
+    #[allow(unsafe_code)]
+    fn memory(&self) -> sys::llama_memory_t {
+        // SAFETY: the context is live.
+        unsafe { sys::llama_get_memory(self.pointer.as_ptr()) }
+    }
+
+    /// Forgets all that a slot holds; a slot out of range holds nothing.
+    #[allow(unsafe_code)]
+    pub(crate) fn clear(&mut self, slot: u32) {
+        let Some(state) = self.slots.get_mut(slot as usize) else {
+            return;
+        };
+        state.held = 0;
+        let tainted = state.tainted;
+        // SAFETY: the slot is in range.
+        unsafe { sys::llama_memory_seq_rm(self.memory(), slot as i32, -1, -1) };
+        if tainted {
+            self.launder(slot);
+        }
+    }
+
+    /// Overwrites an emptied slot's cells: a masked cell weighs 0, and 0 × infinity is not a number, so that values
+    /// that aren't finite would live on in the slot's next sequence.
+    #[allow(unsafe_code)]
+    fn launder(&mut self, slot: u32) {
+        if self.slots.iter().all(|slot| slot.held == 0) {
+            // SAFETY: the context is live.
+            unsafe { sys::llama_memory_clear(self.memory(), true) };
+            self.slots.iter_mut().for_each(|slot| slot.tainted = false);
+        } else if let Some(clean) = self.slots.iter().position(|slot| !slot.tainted)
+            && !self.model.has_state()
+        {
+            // SAFETY: both slots are in range and differ; a copy across streams overwrites the whole buffer.
+            unsafe {
+                sys::llama_memory_seq_cp(self.memory(), clean as i32, slot as i32, -1, -1);
+                sys::llama_memory_seq_rm(self.memory(), slot as i32, -1, -1);
+            }
+            self.slots[slot as usize].tainted = false;
+        }
+    }
+
+    /// Makes slot `to` a copy of slot `from`'s first `length` positions.
+    #[allow(unsafe_code)]
+    pub(crate) fn copy(&mut self, from: u32, to: u32, length: u32) -> Result<(), EngineError> {
+        let source = self.slot(from)?;
+        self.slot(to)?;
+        self.check_truncate(from, length)?;
+        if from == to {
+            return self.truncate(to, length);
+        }
+        self.clear(to);
+        if length > 0 {
+            // SAFETY: both slots are in range and differ.
+            unsafe { sys::llama_memory_seq_cp(self.memory(), from as i32, to as i32, -1, -1) };
+            self.slots[to as usize] = source;
+            self.truncate(to, length)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps a slot's first `length` positions.
+    #[allow(unsafe_code)]
+    pub(crate) fn truncate(&mut self, slot: u32, length: u32) -> Result<(), EngineError> {
+        self.check_truncate(slot, length)?;
+        if length == 0 {
+            self.clear(slot);
+        } else if length < self.held(slot) {
+            // SAFETY: the slot is in range.
+            let cut = unsafe { sys::llama_memory_seq_rm(self.memory(), slot as i32, length as i32, -1) };
+            if !cut {
+                let why = "llama.cpp refused";
+                return Err(EngineError::Truncate {
+                    slot,
+                    held: self.held(slot),
+                    length,
+                    why,
+                });
+            }
+            self.slots[slot as usize].held = length;
+        }
+        Ok(())
+    }
+
+    #[allow(unsafe_code)]
+    fn check_truncate(&self, slot: u32, length: u32) -> Result<(), EngineError> {
+        let held = self.slot(slot)?.held;
+        if length > held {
+            return Err(EngineError::Length { slot, held, length });
+        }
+        if length == held || length == 0 {
+            return Ok(());
+        }
+        if self.model.has_state() {
+            let why = "its recurrent state does not remember earlier positions";
+            return Err(EngineError::Truncate {
+                slot,
+                held,
+                length,
+                why,
+            });
+        }
+        if let Some(window) = self.model.sliding_window()
+            && !self.whole_cache
+        {
+            // SAFETY: the slot is in range.
+            let oldest = unsafe { sys::llama_memory_seq_pos_min(self.memory(), slot as i32) };
+            if oldest > (length as i32 - window as i32 + 1).max(0) {
+                let why = "its sliding-window layers have forgotten the positions before";
+                return Err(EngineError::Truncate {
+                    slot,
+                    held,
+                    length,
+                    why,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Batch {
+    /// Fills the arrays for one call. The result points into `self` and, for one contiguous run of rows, into `input`.
+    fn fill(
+        &mut self,
+        call: &Call,
+        input: Input<'_>,
+        model: &Model,
+        is_output: impl Fn(usize) -> bool,
+    ) -> sys::llama_batch {
+        let rows = call.rows();
+        self.positions.clear();
+        self.sequences.clear();
+        self.outputs.clear();
+        for part in &call.parts {
+            self.positions
+                .extend((part.position..part.position + part.count).map(|position| position as i32));
+            self.sequences
+                .extend(std::iter::repeat_n(part.slot as i32, part.count as usize));
+        }
+        self.outputs.extend(call.order().map(|row| i8::from(is_output(row))));
+        self.counts.clear();
+        self.counts.resize(rows, 1);
+        self.sequence_pointers.clear();
+        self.sequence_pointers
+            .extend(self.sequences.iter_mut().map(std::ptr::from_mut));
+
+        let (mut token, mut embd) = (std::ptr::null_mut(), std::ptr::null_mut());
+        match input {
+            Input::Tokens(tokens) => {
+                self.tokens.clear();
+                self.tokens.extend(call.order().map(|row| tokens[row]));
+                token = self.tokens.as_mut_ptr();
+            }
+            Input::Hidden(values) => {
+                let width = model.embedding_length();
+                let of = |row: usize, count: usize| &values[row * width..(row + count) * width];
+                embd = if let [part] = call.parts[..] {
+                    // llama.cpp only reads it
+                    of(part.row, part.count as usize).as_ptr().cast_mut()
+                } else {
+                    self.hidden.clear();
+                    for part in &call.parts {
+                        self.hidden.extend_from_slice(of(part.row, part.count as usize));
+                    }
+                    self.hidden.as_mut_ptr()
+                };
+                if model.position_sections() == 4 {
+                    // M-RoPE wants hidden states' positions section by section: time, height, width, and a fourth of 0
+                    self.positions.extend_from_within(..rows);
+                    self.positions.extend_from_within(..rows);
+                    self.positions.resize(4 * rows, 0);
+                }
+            }
+        }
+        sys::llama_batch {
+            n_tokens: rows as i32,
+            token,
+            embd,
+            pos: self.positions.as_mut_ptr(),
+            n_seq_id: self.counts.as_mut_ptr(),
+            seq_id: self.sequence_pointers.as_mut_ptr(),
+            logits: self.outputs.as_mut_ptr(),
+        }
+    }
+}
+
+impl Footprint {
+    /// Adds up the lines `… KV buffer size = 12.00 MiB` that llama.cpp logs when it makes a context.
+    fn of(said: &log::Said) -> Footprint {
+        let mut footprint = Footprint::default();
+        for line in said.lines() {
+            let Some((what, size)) = line.split_once("buffer size =") else {
+                continue;
+            };
+            let Some(size) = size
+                .split_whitespace()
+                .next()
+                .and_then(|number| number.parse::<f64>().ok())
+            else {
+                continue;
+            };
+            let bytes = (size * 1024.0 * 1024.0) as u64;
+            match what.split_whitespace().last() {
+                Some("KV" | "RS") => footprint.cache += bytes,
+                Some("compute") => footprint.compute += bytes,
+                Some("output") => footprint.output += bytes,
+                _ => {}
+            }
+        }
+        footprint
+    }
+}
+
+/// Checks the options; returns the positions to reserve for a sequence.
+fn check(options: &WindowOptions) -> Result<u32, EngineError> {
+    let in_range = |field, value: u32, most: u32, rule| {
+        if (1..=most).contains(&value) {
+            Ok(())
+        } else {
+            Err(EngineError::Option {
+                field,
+                value: value.into(),
+                rule,
+            })
+        }
+    };
+    in_range(
+        "contextLength",
+        options.context_length,
+        1 << 28,
+        "it must be between 1 and 268435456",
+    )?;
+    in_range(
+        "sequences",
+        options.sequences,
+        MAX_SEQUENCES,
+        "it must be between 1 and 256",
+    )?;
+    in_range("maxRows", options.max_rows, 1 << 20, "it must be between 1 and 1048576")?;
+    if let Output::Logits { max_rows } = options.output {
+        in_range("logit rows", max_rows, 1 << 20, "it must be between 1 and 1048576")?;
+    }
+    let reserved = options.context_length.next_multiple_of(CACHE_STEP);
+    let total = u64::from(reserved) * u64::from(options.sequences);
+    if total > u64::from(i32::MAX as u32) {
+        let rule = "contextLength × sequences must stay below 2147483648";
+        return Err(EngineError::Option {
+            field: "contextLength × sequences",
+            value: total,
+            rule,
+        });
+    }
+    if options.exact && options.cache_type != CacheType::F16 {
+        return Err(EngineError::ExactCache);
+    }
+    Ok(reserved)
+}
+
+/// Threads to use: those asked for, or the physical cores that this process may run on.
+fn thread_count(asked: u32) -> i32 {
+    let threads = if asked == 0 {
+        crate::threads::physical_cores()
+    } else {
+        asked
+    };
+    threads.clamp(1, 512) as i32
+}
+
+/// Gives the context threads of its own that sleep when there is no work, so that idle stages leave the CPU alone.
+#[allow(unsafe_code)]
+fn attach_threads(context: NonNull<sys::llama_context>, count: i32) -> Option<NonNull<sys::ggml_threadpool>> {
+    // SAFETY: the parameters are a plain struct that ggml copies; the pool outlives the context (`Drop`).
+    unsafe {
+        let mut params = sys::ggml_threadpool_params_default(count);
+        params.poll = 0;
+        let pool = NonNull::new(sys::ggml_threadpool_new(&raw mut params))?;
+        sys::llama_attach_threadpool(context.as_ptr(), pool.as_ptr(), std::ptr::null_mut());
+        Some(pool)
+    }
+}
+
+#[allow(unsafe_code)]
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: both were made in `new` and are freed once, the context before the threads and the model it uses.
+        unsafe {
+            sys::llama_free(self.pointer.as_ptr());
+            sys::ggml_threadpool_free(self.threads.as_ptr());
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Files written byte by byte, and a server that does as it is told.
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "each test file uses its part, and ends at the first surprise"
+)]
+
+pub mod bytes;
+pub mod server;
+
+use std::path::Path;
+
+use kvasir_gguf::source::{Access, Patience};
+use kvasir_gguf::{MiniGguf, Model};
+use kvasir_tests::gguf::{File, Tensor, TensorType, Value};
+
+/// A model in memory.
+pub fn parse(file: &File) -> Model {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, file.to_bytes()).unwrap();
+    Model::open(&path).unwrap()
+}
+
+/// Metadata of a llama model with this many blocks, eight values wide.
+pub fn toy(blocks: u32) -> File {
+    let mut file = File::default();
+    file.set("general.architecture", Value::String("llama".into()));
+    file.set("llama.block_count", Value::U32(blocks));
+    file.set("llama.embedding_length", Value::U32(8));
+    file.set("llama.attention.head_count", Value::U32(2));
+    file
+}
+
+/// Adds an F32 tensor whose bytes tell its name.
+pub fn add(file: &mut File, name: &str, shape: &[u64]) {
+    let bytes = 4 * shape.iter().product::<u64>() as usize;
+    let data = name.bytes().cycle().take(bytes).collect();
+    file.tensors.push(Tensor {
+        name: name.into(),
+        shape: shape.into(),
+        kind: TensorType::F32,
+        data,
+    });
+}
+
+/// A model whose layers are of this many bytes, beside which the rest is small.
+pub fn heavy(blocks: u32, bytes: u64) -> File {
+    let mut file = toy(blocks);
+    add(&mut file, "token_embd.weight", &[8, 16]);
+    for block in 0..blocks {
+        add(&mut file, &format!("blk.{block}.attn_q.weight"), &[8, bytes / 32]);
+    }
+    add(&mut file, "output_norm.weight", &[8]);
+    file
+}
+
+/// Patience for tests: pauses of milliseconds.
+pub fn access() -> Access {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let millis = std::time::Duration::from_millis;
+    let patience = Patience {
+        tries: 4,
+        first_pause: millis(1),
+        longest_pause: millis(20),
+    };
+    Access {
+        patience,
+        ..Access::default()
+    }
+}
+
+/// What `mini` must look like on disk.
+pub fn expected(model: &Path, mini: &MiniGguf) -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("expected.gguf");
+    kvasir_gguf::copy::write_from_file(model, mini, &out).unwrap();
+    std::fs::read(out).unwrap()
+}
+
+/// Names in a folder.
+pub fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}

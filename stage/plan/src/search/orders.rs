@@ -1,0 +1,150 @@
+//! A good way, where many kinds of devices compete: the best one in each of many orders of the devices.
+
+use std::cmp::Reverse;
+
+use super::{Line, Problem, Taken, Way};
+
+/// Ends to fill over all orders; one is some ten nanoseconds.
+const STEPS: usize = 1_500_000;
+/// Kinds of devices tried as the last rank of each order, the most promising ones.
+const LASTS: usize = 16;
+/// Orders tried at least, however long they are.
+const LEAST: usize = 8;
+
+/// The best way found: from orders that put the likely devices first, and then from exchanges in the best of them.
+pub(super) fn solve(problem: &Problem) -> Option<Way> {
+    let units: usize = problem.seats.iter().map(|seat| seat.count as usize).sum();
+    let tries = (STEPS / (units * problem.layers as usize).max(1)).max(LEAST);
+
+    let mut best: Option<(Way, Vec<usize>)> = None;
+    let mut attempt = |order: Vec<usize>, best: &mut Option<(Way, Vec<usize>)>| {
+        if let Some(way) = in_order(problem, &order)
+            && best.as_ref().is_none_or(|(known, _)| way.0 < known.0)
+        {
+            *best = Some((way, order));
+        }
+    };
+    let starts = starting_orders(problem);
+    let rest = tries.saturating_sub(starts.len());
+    for order in starts.into_iter().take(tries) {
+        attempt(order, &mut best);
+    }
+    let mut dice = Dice(0x6b76_6173_6972);
+    for _ in 0..rest {
+        let Some((_, order)) = &best else { break };
+        let mut order = order.clone();
+        let (from, to) = (dice.below(order.len()), dice.below(order.len()));
+        if dice.below(2) == 0 {
+            order.swap(from, to);
+        } else {
+            let unit = order.remove(from);
+            order.insert(to, unit);
+        }
+        attempt(order, &mut best);
+    }
+    best.map(|(way, _)| way)
+}
+
+/// Orders by what devices promise, each once for every kind that could be last.
+fn starting_orders(problem: &Problem) -> Vec<Vec<usize>> {
+    let layers = problem.layers;
+    let seats = &problem.seats;
+    let room = |seat: usize| {
+        (1..=layers)
+            .map(|end| end - seats[seat].earliest[end as usize])
+            .max()
+            .unwrap_or(0)
+    };
+    let whole = |seat: usize| (seats[seat].upto(layers) + seats[seat].head()).nanos;
+    // nanoseconds for one layer when the device is as full as it can be, its hops included
+    let filled = |seat: usize| {
+        let work = whole(seat) / i64::from(layers);
+        let hop = seats[seat].hops(false, false).nanos;
+        work.saturating_add(hop / i64::from(room(seat).max(1)))
+    };
+
+    let mut kinds: Vec<usize> = (0..seats.len()).collect();
+    let mut orders = Vec::new();
+    let mut add = |kinds: &[usize]| {
+        let may_be_last = |&&seat: &&usize| problem.last_starts(&seats[seat]).next().is_some();
+        let trusted = |&&seat: &&usize| seats[seat].inside || !problem.trusted_ends;
+        for &last in kinds.iter().filter(trusted).filter(may_be_last).take(LASTS) {
+            let units = |seat: usize| {
+                let count = seats[seat].count as usize - usize::from(seat == last).min(seats[seat].count as usize);
+                std::iter::repeat_n(seat, count)
+            };
+            // rank 0 stays inside, so those inside come first
+            let inside = kinds
+                .iter()
+                .filter(|&&seat| seats[seat].inside)
+                .flat_map(|&seat| units(seat));
+            let outside = kinds
+                .iter()
+                .filter(|&&seat| !seats[seat].inside)
+                .flat_map(|&seat| units(seat));
+            orders.push(inside.chain(outside).chain([last]).collect());
+        }
+    };
+    kinds.sort_by_key(|&seat| filled(seat));
+    add(&kinds);
+    kinds.sort_by_key(|&seat| Reverse(room(seat)));
+    add(&kinds);
+    kinds.sort_by_key(|&seat| whole(seat));
+    add(&kinds);
+    orders
+}
+
+/// The cheapest way that uses some of the devices in this order.
+fn in_order(problem: &Problem, order: &[usize]) -> Option<Way> {
+    let mut lines: Vec<Line> = Vec::with_capacity(order.len() + 1);
+    let open = |line: &mut Line| {
+        if let Some(open) = &problem.open {
+            problem.relax(None, open, line, None);
+        }
+    };
+    let mut line = problem.start();
+    open(&mut line);
+    lines.push(line);
+    for &seat in order {
+        let before = &lines[lines.len() - 1];
+        // what isn't improved is taken over
+        let mut line: Line = before
+            .iter()
+            .map(|step| step.map(|step| super::Step { via: None, ..step }))
+            .collect();
+        problem.relax(Some(seat), &problem.seats[seat], &mut line, Some(before));
+        open(&mut line);
+        lines.push(line);
+    }
+
+    let mut at = problem.layers as usize;
+    let cost = lines.last()?[at]?.cost;
+    let mut ranks: Vec<Taken> = Vec::new();
+    let mut number = order.len();
+    loop {
+        match lines[number][at].and_then(|step| step.via) {
+            Some(taken) => {
+                at = taken.start as usize;
+                number -= usize::from(taken.seat.is_some());
+                ranks.push(taken);
+            }
+            None if number == 0 => break,
+            None => number -= 1,
+        }
+    }
+    ranks.reverse();
+    Some((cost, ranks))
+}
+
+/// The same throws on every machine (`SplitMix64`).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % bound.max(1) as u64) as usize
+    }
+}

@@ -1,0 +1,74 @@
+//! The command line of a stage: `fetch` (an init container's job) and `run`.
+
+mod fetch;
+mod run;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use kvasir_plan::RankManifest;
+
+/// One rank of a ring: fetches its window of a model, and runs it.
+#[derive(Debug, Parser)]
+#[command(name = "kvasir-stage", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Fetch one window by HTTP Range into a folder, or leave it as it is when it is there.
+    Fetch(fetch::Args),
+    /// Run a fetched window as one rank of a ring.
+    Run(Box<run::Args>),
+}
+
+impl Cli {
+    /// Runs the command; an error is one line on standard error, with its causes.
+    pub fn run(self) -> ExitCode {
+        // One provider for the process: several compiled in leave rustls without a default.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let runtime = match tokio::runtime::Runtime::new() {
+            Ok(runtime) => runtime,
+            Err(e) => return fail(&anyhow::Error::new(e).context("cannot start the async runtime")),
+        };
+        let done = runtime.block_on(async {
+            match self.command {
+                Command::Fetch(args) => args.run().await,
+                Command::Run(args) => args.run().await,
+            }
+        });
+        // Threads that still read a file or compute must not keep the process.
+        runtime.shutdown_background();
+        done.map_or_else(|e| fail(&e), |()| ExitCode::SUCCESS)
+    }
+}
+
+fn fail(error: &anyhow::Error) -> ExitCode {
+    tracing::error!("{error:#}");
+    ExitCode::FAILURE
+}
+
+/// Sends log lines to standard error: text, or JSON when `KVASIR_LOG_FORMAT=json`. Levels come from `RUST_LOG`.
+pub fn log_to_stderr() {
+    use tracing_subscriber::{EnvFilter, fmt};
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let lines = fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false);
+    if std::env::var("KVASIR_LOG_FORMAT").is_ok_and(|f| f == "json") {
+        lines.json().init();
+    } else {
+        lines.init();
+    }
+}
+
+/// The plan that a rank is fetched and loaded for.
+fn read_plan(path: &Path) -> anyhow::Result<RankManifest> {
+    use anyhow::Context;
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the plan {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{} is no plan", path.display()))
+}

@@ -1,0 +1,253 @@
+//! A ring of stages in this process, around a market on the loopback.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kvasir_market::board::{Board, STALE_AFTER};
+use kvasir_market::{Market, MarketClient, router};
+use kvasir_plan::{BoundaryType, LayerRange, Link, ModelRef, Rank, RankManifest};
+use kvasir_stage::ring::compute::Compute;
+use kvasir_stage::ring::handle::{Event, Finish, Generate, Ring, RingError};
+use kvasir_stage::ring::head::HeadHandle;
+use kvasir_stage::ring::session::Tap;
+use kvasir_stage::run::{RunError, Running, Stage, StageFacts};
+use kvasir_wire::edge::Timings;
+use kvasir_wire::frame::{Sampled, Sampling};
+use kvasir_wire::trust::{NodeKeys, OwnerKey};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// Longest wait for anything in these tests.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// A ring's dimensions, with windows of about equal length.
+pub fn plan(layers: u32, stages: u32, embedding_length: u32, vocabulary: u32) -> RankManifest {
+    let cut = |i: u32| layers * i / stages;
+    let ranks = (0..stages)
+        .map(|i| Rank {
+            layers: LayerRange {
+                start: cut(i),
+                end: cut(i + 1),
+            },
+            bytes: 1,
+            memory: 1,
+            placement: None,
+            holder: None,
+        })
+        .collect();
+    RankManifest {
+        ring: "test".into(),
+        epoch: 0,
+        model: ModelRef {
+            name: "toy".into(),
+            architecture: "toy".into(),
+            identity: "00".repeat(32),
+            embedding_length,
+            layers,
+            vocabulary,
+            prefix_bytes: vec![],
+        },
+        boundary_type: BoundaryType::F32,
+        exact: false,
+        context_length: 256,
+        sequences: 8,
+        max_laps: 3,
+        max_lap_tokens: 16,
+        ranks,
+    }
+}
+
+/// One stage of a [`Circle`].
+struct Seat {
+    running: Option<Running>,
+    stop: CancellationToken,
+}
+
+/// A formed ring.
+pub struct Circle {
+    plan: RankManifest,
+    pub head: HeadHandle,
+    seats: Vec<Seat>,
+    base: String,
+    owner: Arc<OwnerKey>,
+    keys: Vec<Arc<NodeKeys>>,
+    taps: Vec<Option<Tap>>,
+    timings: Timings,
+}
+
+impl Circle {
+    /// Opens the market and starts one stage per rank; `make` gives each rank its engine.
+    pub async fn start<C: Compute + 'static>(
+        plan: RankManifest,
+        taps: Vec<Option<Tap>>,
+        timings: Timings,
+        make: impl Fn(usize) -> C,
+    ) -> Circle {
+        let owner = Arc::new(OwnerKey::generate().unwrap());
+        let keys: Vec<_> = plan
+            .ranks
+            .iter()
+            .map(|_| Arc::new(NodeKeys::generate().unwrap()))
+            .collect();
+        let market = Arc::new(Market::new());
+        let (signer, ring) = (owner.clone(), plan.ring.clone());
+        let delegate = Box::new(move |node| Some(signer.delegate(ring.clone(), node)));
+        market.open(
+            &plan.ring,
+            Board::new(plan.clone(), owner.public(), delegate, STALE_AFTER),
+        );
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let base = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(axum::serve(listener, router(market.clone(), None)).into_future());
+        let head = Mutex::new(None);
+        let mut seats = vec![];
+        for rank in 0..plan.ranks.len() {
+            let running = seat(
+                &plan,
+                rank,
+                &base,
+                &owner,
+                &keys[rank],
+                taps.get(rank).cloned().flatten(),
+                timings,
+                make(rank),
+            )
+            .await;
+            if rank == 0 {
+                *head.lock().unwrap() = running.0.head.clone();
+            }
+            seats.push(Seat {
+                running: Some(running.0),
+                stop: running.1,
+            });
+        }
+        let head = head.into_inner().unwrap().unwrap();
+        Circle {
+            plan,
+            head,
+            seats,
+            base,
+            owner,
+            keys,
+            taps,
+            timings,
+        }
+    }
+
+    /// [`Circle::start`], and waits until a lap has gone round.
+    pub async fn ready<C: Compute + 'static>(plan: RankManifest, make: impl Fn(usize) -> C) -> Circle {
+        let circle = Circle::start(plan, vec![], Timings::default(), make).await;
+        circle.wait_ready().await;
+        circle
+    }
+
+    pub async fn wait_ready(&self) {
+        tokio::time::timeout(LIMIT, self.head.wait_ready())
+            .await
+            .expect("the ring forms");
+    }
+
+    /// Ends one stage as a crash would: its tasks are gone, nothing is said.
+    pub fn kill(&mut self, rank: usize) {
+        self.seats[rank].running.take().unwrap().abort();
+    }
+
+    /// A new process of the same node takes the rank.
+    pub async fn replace<C: Compute + 'static>(&mut self, rank: usize, compute: C) {
+        let tap = self.taps.get(rank).cloned().flatten();
+        let (running, stop) = seat(
+            &self.plan,
+            rank,
+            &self.base,
+            &self.owner,
+            &self.keys[rank],
+            tap,
+            self.timings,
+            compute,
+        )
+        .await;
+        self.seats[rank] = Seat {
+            running: Some(running),
+            stop,
+        };
+    }
+
+    /// Ends all stages and waits for them.
+    pub async fn stop(self) {
+        for seat in self.seats {
+            seat.stop.cancel();
+            if let Some(running) = seat.running {
+                tokio::time::timeout(LIMIT, running.ended())
+                    .await
+                    .expect("the stage ends")
+                    .unwrap();
+            }
+        }
+    }
+
+    /// Asks for an answer and collects it.
+    pub async fn answer(&self, request: Generate) -> Result<(Vec<Sampled>, Finish), RingError> {
+        collect(self.head.submit(request).await?).await
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+async fn seat<C: Compute + 'static>(
+    plan: &RankManifest,
+    rank: usize,
+    base: &str,
+    owner: &OwnerKey,
+    keys: &Arc<NodeKeys>,
+    tap: Option<Tap>,
+    timings: Timings,
+    compute: C,
+) -> (Running, CancellationToken) {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let stage = Stage {
+        market: MarketClient::new(base, &plan.ring, None).unwrap(),
+        plan: plan.clone(),
+        rank,
+        owner: owner.public(),
+        keys: keys.clone(),
+        holder: keys.holder(uuid::Uuid::new_v4().to_string(), Link::Direct { address }),
+        listener,
+        fetched_bytes: 0,
+        timings,
+        form_within: Duration::from_secs(10),
+        tap,
+    };
+    let stop = CancellationToken::new();
+    let load = move || Ok::<_, RunError>((compute, StageFacts { backend: "toy".into() }));
+    (stage.start(load, stop.clone()), stop)
+}
+
+/// All tokens of a stream, and how it ended.
+pub async fn collect(mut stream: tokio::sync::mpsc::Receiver<Event>) -> Result<(Vec<Sampled>, Finish), RingError> {
+    let mut tokens = vec![];
+    loop {
+        let event = tokio::time::timeout(LIMIT, stream.recv())
+            .await
+            .expect("the ring answers");
+        match event.expect("a stream ends with Done or Failed") {
+            Event::Prefilled { .. } => {}
+            Event::Token(token) => tokens.push(token),
+            Event::Done(finish) => return Ok((tokens, finish)),
+            Event::Failed(error) => return Err(error),
+        }
+    }
+}
+
+/// A plain request.
+pub fn request(prompt: Vec<i32>, max_tokens: u32) -> Generate {
+    Generate {
+        prompt,
+        max_tokens,
+        sampling: Sampling {
+            temperature: 0.0,
+            ..Sampling::default()
+        },
+        stop_tokens: vec![],
+    }
+}

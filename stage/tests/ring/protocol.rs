@@ -1,0 +1,165 @@
+//! What a ring promises whatever model it runs.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::future::join_all;
+use kvasir_plan::RankManifest;
+use kvasir_stage::ring::handle::{Finish, Ring, RingError};
+use kvasir_stage::ring::session::Tap;
+use kvasir_wire::edge::Timings;
+use kvasir_wire::frame::Frame;
+
+use crate::circle::{Circle, LIMIT, collect, plan, request};
+use crate::toy::{Gate, Toy, VOCABULARY, WIDTH, expected};
+
+const LAYERS: u32 = 10;
+
+fn toy_plan(stages: u32) -> RankManifest {
+    plan(LAYERS, stages, WIDTH as u32, VOCABULARY as u32)
+}
+
+fn toy(plan: &RankManifest) -> impl Fn(usize) -> Toy + use<> {
+    let plan = plan.clone();
+    move |rank| {
+        let layers = plan.ranks[rank].layers;
+        Toy::new(layers.start..layers.end, plan.sequences)
+    }
+}
+
+fn prompt(seed: i32, length: usize) -> Vec<i32> {
+    (0..length as i32)
+        .map(|i| (seed * 31 + i * 7) % VOCABULARY as i32)
+        .collect()
+}
+
+fn tokens(answer: &[kvasir_wire::frame::Sampled]) -> Vec<i32> {
+    answer.iter().map(|s| s.token).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rings_of_one_to_five_stages_answer_as_the_model_in_one_piece() {
+    for stages in [1, 2, 3, 5] {
+        let plan = toy_plan(stages);
+        let ring = Circle::ready(plan.clone(), toy(&plan)).await;
+        for length in [1, 7, 16, 17, 100] {
+            let prompt = prompt(length as i32, length);
+            let (got, finish) = ring.answer(request(prompt.clone(), 20)).await.unwrap();
+            assert_eq!(
+                tokens(&got),
+                expected(LAYERS, &prompt, 20),
+                "{stages} stages, prompt of {length}"
+            );
+            assert_eq!(finish, Finish::Length);
+        }
+        ring.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn forty_requests_at_once_share_eight_slots_and_each_gets_its_own_answer() {
+    let plan = toy_plan(3);
+    let ring = Circle::ready(plan.clone(), toy(&plan)).await;
+    let answers = join_all((0..40).map(|i| ring.answer(request(prompt(i, 1 + i as usize * 3 % 50), 30)))).await;
+    for (i, answer) in answers.into_iter().enumerate() {
+        let prompt = prompt(i as i32, 1 + i * 3 % 50);
+        assert_eq!(tokens(&answer.unwrap().0), expected(LAYERS, &prompt, 30), "request {i}");
+    }
+    ring.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_stream_frees_its_slot_on_every_stage() {
+    let mut plan = toy_plan(3);
+    plan.sequences = 1;
+    let ring = Circle::ready(plan.clone(), toy(&plan)).await;
+    for round in 0..10 {
+        let mut stream = ring.head.submit(request(prompt(round, 20), 200)).await.unwrap();
+        // wait for the first sign of life, then leave
+        tokio::time::timeout(LIMIT, stream.recv()).await.unwrap().unwrap();
+        drop(stream);
+    }
+    let prompt = prompt(99, 5);
+    let (got, _) = ring.answer(request(prompt.clone(), 5)).await.unwrap();
+    assert_eq!(tokens(&got), expected(LAYERS, &prompt, 5));
+    ring.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn middle_stages_receive_laps_and_closes_and_nothing_else() {
+    let plan = toy_plan(3);
+    let seen = Arc::new(Mutex::new(vec![]));
+    let tap: Tap = {
+        let seen = seen.clone();
+        Arc::new(move |frame: &Frame| seen.lock().unwrap().push(frame.clone()))
+    };
+    let ring = Circle::start(
+        plan.clone(),
+        vec![None, Some(tap), None],
+        Timings::default(),
+        toy(&plan),
+    )
+    .await;
+    ring.wait_ready().await;
+    ring.answer(request(prompt(1, 40), 20)).await.unwrap();
+    ring.stop().await;
+    let seen = seen.lock().unwrap();
+    assert!(seen.iter().filter(|f| matches!(f, Frame::Lap(_))).count() > 20);
+    let other: Vec<_> = seen
+        .iter()
+        .filter(|f| !matches!(f, Frame::Lap(_) | Frame::Close { .. }))
+        .collect();
+    assert!(other.is_empty(), "{other:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_stage_fails_running_answers_by_name_and_its_successor_brings_the_ring_back() {
+    for lost in [1, 2] {
+        let plan = toy_plan(3);
+        let mut ring = Circle::ready(plan.clone(), toy(&plan)).await;
+        let mut stream = ring.head.submit(request(prompt(3, 4), 200)).await.unwrap();
+        tokio::time::timeout(LIMIT, stream.recv()).await.unwrap().unwrap();
+        ring.kill(lost);
+        match collect(stream).await {
+            Err(RingError::StageLost { .. }) => {}
+            other => panic!("expected StageLost, got {other:?}"),
+        }
+        assert!(matches!(ring.head.ready(), Err(RingError::NotReady { .. })));
+        ring.replace(lost, toy(&plan)(lost)).await;
+        ring.wait_ready().await;
+        let prompt = prompt(5, 9);
+        let (got, _) = ring.answer(request(prompt.clone(), 9)).await.unwrap();
+        assert_eq!(tokens(&got), expected(LAYERS, &prompt, 9));
+        ring.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stage_that_stands_still_holds_nobody_up_for_good() {
+    let plan = toy_plan(3);
+    let gate = Arc::new(Gate::default());
+    let make = {
+        let (toy, gate) = (toy(&plan), gate.clone());
+        move |rank| {
+            let mut stage = toy(rank);
+            stage.gate = (rank == 1).then(|| gate.clone());
+            stage
+        }
+    };
+    let ring = Circle::ready(plan.clone(), make).await;
+    let streams = join_all((0..8).map(|i| ring.head.submit(request(prompt(i, 30), 60)))).await;
+    gate.close();
+    let mut waiting: Vec<_> = streams.into_iter().map(|s| tokio::spawn(collect(s.unwrap()))).collect();
+    let still = tokio::time::timeout(Duration::from_millis(300), join_all(waiting.iter_mut())).await;
+    assert!(still.is_err(), "the gate was closed, yet all answers came");
+    gate.open();
+    for (i, answer) in waiting.into_iter().enumerate() {
+        let answer = answer.await.unwrap().unwrap().0;
+        assert_eq!(
+            tokens(&answer),
+            expected(LAYERS, &prompt(i as i32, 30), 60),
+            "request {i}"
+        );
+    }
+    ring.stop().await;
+}
