@@ -35,7 +35,7 @@ pub const ALL: [&str; 7] = [
     DEGRADED,
 ];
 
-/// Reasons of conditions: PascalCase words for programs, beside a message for people.
+/// Reasons of conditions: `PascalCase` words for programs, beside a message for people.
 pub mod reasons {
     /// not looked at yet
     pub const PENDING: &str = "Pending";

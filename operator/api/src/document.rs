@@ -60,7 +60,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Stable PascalCase word for metrics, events and conditions.
+    /// Stable `PascalCase` word for metrics, events and conditions.
     pub fn reason(&self) -> &'static str {
         match self {
             Error::Syntax(_) => "InvalidYaml",
@@ -152,7 +152,11 @@ fn check_root(value: &Value, faults: &mut Vec<Fault>) {
     }
 }
 
-fn decode(value: Value, faults: &mut Vec<Fault>) -> Result<Ring, Error> {
+fn decode(mut value: Value, faults: &mut Vec<Fault>) -> Result<Ring, Error> {
+    // checked already, and no fields of the Rust type
+    if let Some(root) = value.as_object_mut() {
+        root.retain(|name, _| name != "apiVersion" && name != "kind");
+    }
     serde_ignored::deserialize(value, |path| {
         let path = path.to_string();
         faults.push(Fault {

@@ -82,7 +82,7 @@ pub struct HttpSource {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct ClaimSource {
-    /// Name of the PersistentVolumeClaim.
+    /// Name of the `PersistentVolumeClaim`.
     #[schemars(length(min = 1, max = 253))]
     pub claim_name: String,
     /// Path of the GGUF from the volume's root.

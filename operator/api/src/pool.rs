@@ -45,17 +45,17 @@ pub struct Pool {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
-    /// RuntimeClass of the pods.
+    /// `RuntimeClass` of the pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub runtime_class_name: Option<String>,
-    /// Volume for the stage's own window; an emptyDir without it.
+    /// Volume for the stage's own window; an `emptyDir` without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage: Option<Storage>,
     /// How a stage of this pool is replaced by a new version of itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update_strategy: Option<UpdateStrategy>,
-    /// Part of a PodTemplateSpec, merged over the operator's own.
+    /// Part of a `PodTemplateSpec`, merged over the operator's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "raw_object")]
     pub pod_overrides: Option<serde_json::Map<String, serde_json::Value>>,
@@ -94,7 +94,7 @@ pub struct Storage {
     /// Size of the volume.
     #[schemars(schema_with = "quantity::schema")]
     pub size: Quantity,
-    /// StorageClass; the cluster's default without it.
+    /// `StorageClass`; the cluster's default without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub storage_class_name: Option<String>,
@@ -129,7 +129,7 @@ pub struct Layers {
     pub end: i32,
 }
 
-/// Any object: a whole PodTemplateSpec here would swell the definition past what `kubectl apply` can annotate.
+/// Any object: a whole `PodTemplateSpec` here would swell the definition past what `kubectl apply` can annotate.
 fn raw_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({
         "type": "object",

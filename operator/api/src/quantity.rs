@@ -20,7 +20,7 @@ pub enum QuantityError {
 }
 
 impl QuantityError {
-    /// Stable PascalCase word for metrics, events and conditions.
+    /// Stable `PascalCase` word for metrics, events and conditions.
     pub fn reason(&self) -> &'static str {
         "InvalidSpec"
     }

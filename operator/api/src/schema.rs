@@ -19,7 +19,7 @@ pub fn crd_yaml() -> Result<String, Error> {
     ))
 }
 
-/// OpenAPI schema of a Ring.
+/// Schema of a Ring.
 pub(crate) fn root() -> &'static Value {
     static ROOT: OnceLock<Value> = OnceLock::new();
     ROOT.get_or_init(|| {
@@ -37,7 +37,7 @@ pub(crate) fn check(schema: &Value, value: &Value, path: &str, faults: &mut Vec<
         faults.push(Fault {
             path: path.into(),
             problem,
-        })
+        });
     };
     if schema["x-kubernetes-int-or-string"] == true {
         if !value.is_string() && !value.is_i64() {
@@ -109,7 +109,7 @@ fn check_length(schema: &Value, length: usize, [min, max]: [&str; 2], unit: &str
     let length = length as u64;
     if let Some(min) = schema[min].as_u64().filter(|&min| length < min) {
         fault(if min == 1 {
-            format!("must not be empty")
+            "must not be empty".into()
         } else {
             format!("must have {min} {unit} or more, has {length}")
         });

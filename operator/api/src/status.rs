@@ -122,7 +122,7 @@ pub struct StageStatus {
     /// Restarts of its containers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarts: Option<i32>,
-    /// Why it isn't ready, PascalCase.
+    /// Why it isn't ready, `PascalCase`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }

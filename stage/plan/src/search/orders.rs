@@ -17,7 +17,7 @@ pub(super) fn solve(problem: &Problem) -> Option<Way> {
     let tries = (STEPS / (units * problem.layers as usize).max(1)).max(LEAST);
 
     let mut best: Option<(Way, Vec<usize>)> = None;
-    let mut attempt = |order: Vec<usize>, best: &mut Option<(Way, Vec<usize>)>| {
+    let attempt = |order: Vec<usize>, best: &mut Option<(Way, Vec<usize>)>| {
         if let Some(way) = in_order(problem, &order)
             && best.as_ref().is_none_or(|(known, _)| way.0 < known.0)
         {
