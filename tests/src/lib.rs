@@ -7,12 +7,14 @@
     reason = "what can't do its work here ends the test"
 )]
 
+pub mod client;
 pub mod deadline;
 pub mod gguf;
 pub mod models;
 pub mod nginx;
 pub mod process;
 pub mod random_model;
+pub mod ring;
 mod skip;
 
 pub use skip::skip;
