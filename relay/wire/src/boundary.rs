@@ -3,10 +3,10 @@
 //! | type | row of `n` values | error of one value `x` |
 //! | --- | --- | --- |
 //! | `F32` | 4·n bytes | none: every bit, NaN payloads too |
-//! | `Bf16` | 2·n bytes | ≤ 2⁻⁸·\|x\|, nearest even, ggml's bits; infinities stay, NaNs stay NaN (made quiet), values past the largest bf16 become infinite |
-//! | `Q8_0` | 34·n/32 bytes | ≤ 0.5 % of the block's largest magnitude; ggml's block of an f16 scale and 32 signed bytes |
+//! | `Bf16` | 2·n bytes | ≤ 2⁻⁸·\|x\| (2⁻¹³⁴ where x is subnormal), nearest even, ggml's bits; infinities stay, NaNs stay NaN (made quiet), values past the largest bf16 become infinite |
+//! | `Q8_0` | 34·n/32 bytes | ≤ 0.45 % of the block's largest magnitude and 4·10⁻⁶; ggml's block of an f16 scale and 32 signed bytes |
 //!
-//! A `Q8_0` block that holds a NaN, an infinity or a magnitude past 65,504·127 comes back as NaNs throughout, so that
+//! A `Q8_0` block that holds a NaN, an infinity or a magnitude past 65,520·127 comes back as NaNs throughout, so that
 //! broken numbers stay visible. Everything is little-endian.
 
 use half::f16;
@@ -180,5 +180,150 @@ fn decode_block(block: &[u8; BLOCK_BYTES], out: &mut [f32; BLOCK]) {
     let scale = f16::from_le_bytes([scale[0], scale[1]]).to_f32();
     for (value, quant) in out.iter_mut().zip(quants) {
         *value = f32::from(*quant as i8) * scale;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    fn there_and_back(boundary_type: BoundaryType, values: &[f32]) -> Vec<f32> {
+        let mut bytes = vec![0; bytes_of(boundary_type, values.len()).unwrap()];
+        encode(boundary_type, values, &mut bytes).unwrap();
+        let mut back = vec![0.0; values.len()];
+        decode(boundary_type, &bytes, &mut back).unwrap();
+        back
+    }
+
+    fn bits() -> impl Strategy<Value = f32> {
+        any::<u32>().prop_map(f32::from_bits)
+    }
+
+    /// ggml's reference, line by line, with the standard library's `roundf`.
+    fn ggml_q8_0(block: &[f32]) -> Vec<u8> {
+        let amax = block
+            .iter()
+            .fold(0.0_f32, |amax, v| if amax > v.abs() { amax } else { v.abs() });
+        let d = amax / 127.0;
+        let id = if d == 0.0 { 0.0 } else { 1.0 / d };
+        let mut bytes = f16::from_f32(d).to_le_bytes().to_vec();
+        bytes.extend(block.iter().map(|x| (x * id).round() as i8 as u8));
+        bytes
+    }
+
+    proptest! {
+        #[test]
+        fn f32_keeps_every_bit(values in vec(bits(), 0..100)) {
+            let back = there_and_back(BoundaryType::F32, &values);
+            prop_assert!(values.iter().zip(&back).all(|(value, back)| value.to_bits() == back.to_bits()));
+        }
+
+        #[test]
+        fn bf16_has_the_bits_of_ggml(value in bits()) {
+            // `half` rounds as ggml_compute_fp32_to_bf16 does: nearest even, NaNs made quiet by bit 6.
+            prop_assert_eq!(bf16_bits(value), bf16::from_f32(value).to_bits());
+        }
+
+        #[test]
+        fn bf16_errs_by_less_than_an_eighth_bit(values in vec(bits(), 0..100)) {
+            for (value, back) in values.iter().zip(there_and_back(BoundaryType::Bf16, &values)) {
+                if value.is_nan() {
+                    prop_assert!(back.is_nan());
+                } else if value.abs() < 3.38e38 {
+                    let bound = (f64::from(value.abs()) / 256.0).max(2.0_f64.powi(-134));
+                    prop_assert!((f64::from(*value) - f64::from(back)).abs() <= bound);
+                } else {
+                    prop_assert!(back.is_infinite() || value.is_finite());
+                }
+            }
+        }
+
+        #[test]
+        fn q8_0_has_the_bytes_of_ggml(block in vec(-1e5_f32..1e5, BLOCK), exponent in -30..2) {
+            let block: Vec<f32> = block.iter().map(|value| value * 10.0_f32.powi(exponent)).collect();
+            let mut bytes = [0; BLOCK_BYTES];
+            encode(BoundaryType::Q8_0, &block, &mut bytes).unwrap();
+            prop_assert_eq!(bytes.to_vec(), ggml_q8_0(&block));
+        }
+
+        #[test]
+        fn q8_0_errs_by_a_share_of_the_largest(values in vec(-9e4_f32..9e4, BLOCK), exponent in -12..1) {
+            let values: Vec<f32> = values.iter().map(|value| value * 10.0_f32.powi(exponent)).collect();
+            let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+            for (value, back) in values.iter().zip(there_and_back(BoundaryType::Q8_0, &values)) {
+                prop_assert!((value - back).abs() <= largest * 0.0045 + 4e-6);
+            }
+        }
+
+        #[test]
+        fn any_block_of_q8_0_can_be_read_and_written(values in vec(bits(), BLOCK), bytes in vec(any::<u8>(), BLOCK_BYTES)) {
+            let back = there_and_back(BoundaryType::Q8_0, &values);
+            let broken = values.iter().any(|value| !value.is_finite() || value.abs() > 65_520.0 * 127.0);
+            prop_assert_eq!(back.iter().all(|value| value.is_nan()), broken);
+            decode(BoundaryType::Q8_0, &bytes, &mut [0.0; BLOCK]).unwrap();
+        }
+    }
+
+    #[test]
+    fn bf16_rounds_ties_to_even_and_keeps_what_f16_cannot_hold() {
+        let ties = [
+            1.0 + 1.0 / 256.0,
+            1.0 + 3.0 / 256.0,
+            90_685.0,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            f32::MAX,
+            -0.0,
+        ];
+        let back = there_and_back(BoundaryType::Bf16, &ties);
+        let expected = [
+            1.0,
+            1.0 + 4.0 / 256.0,
+            90_624.0,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            f32::INFINITY,
+            -0.0,
+        ];
+        assert_eq!(
+            back.iter().map(|value| value.to_bits()).collect::<Vec<_>>(),
+            expected.map(f32::to_bits)
+        );
+    }
+
+    #[test]
+    fn q8_0_rounds_halves_away_from_zero() {
+        let mut block = [0.0; BLOCK];
+        block[..6].copy_from_slice(&[127.0, 0.5, -0.5, 2.5, -2.5, 0.499_999_97]);
+        assert_eq!(
+            there_and_back(BoundaryType::Q8_0, &block)[..6],
+            [127.0, 1.0, -1.0, 3.0, -3.0, 0.0]
+        );
+    }
+
+    #[test]
+    fn q8_0_refuses_rows_that_do_not_fill_blocks() {
+        assert_eq!(row_bytes(BoundaryType::Q8_0, 640), Ok(680));
+        assert_eq!(
+            row_bytes(BoundaryType::Q8_0, 48),
+            Err(BoundaryError::Blocks { values: 48 })
+        );
+        assert_eq!(row_bytes(BoundaryType::Bf16, 48), Ok(96));
+    }
+
+    #[test]
+    fn buffers_of_another_length_are_refused() {
+        let error = encode(BoundaryType::Bf16, &[1.0; 3], &mut [0; 5]).unwrap_err();
+        let expected = BoundaryError::Length {
+            boundary_type: BoundaryType::Bf16,
+            values: 3,
+            expected: 6,
+            bytes: 5,
+        };
+        assert_eq!(error, expected);
+        assert_eq!(decode(BoundaryType::Bf16, &[0; 5], &mut [0.0; 3]), Err(expected));
     }
 }

@@ -19,12 +19,14 @@
 //!
 //! Both ways check the same limits, so that a frame which was encoded is never refused. Nothing may follow a body.
 
-use bytes::{Buf, Bytes};
-use kvasir_plan::BoundaryType;
+mod reader;
+mod writer;
+
+use bytes::Bytes;
 
 use crate::{
     boundary::BoundaryError,
-    frame::{Frame, Grammar, Hello, Kind, Lap, LapKind, Open, Sampled, Sampling, Span, Tokens, VERSION},
+    frame::{Frame, Grammar, Kind, Lap, LapKind, VERSION},
     limits::{Limits, MAX_ERROR_BYTES, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIASES, MAX_NAME_BYTES, MAX_TOP},
 };
 
@@ -167,66 +169,13 @@ impl Encoded {
 pub fn encode(frame: &Frame, limits: &Limits) -> Result<Encoded, FrameError> {
     check(frame, limits)?;
     let kind = frame.kind();
-    let mut out = Writer(vec![kind as u8]);
-    let mut body = Bytes::new();
-    match frame {
-        Frame::Hello(hello) => {
-            out.u16(hello.version);
-            out.text(&hello.ring);
-            out.u64(hello.epoch);
-            out.u32(hello.rank);
-            out.text(&hello.identity);
-            out.u32(hello.embedding_length);
-            out.u8(boundary_number(hello.boundary_type));
-        }
-        Frame::Lap(lap) => {
-            out.u8(lap_number(lap.kind));
-            out.u64(lap.id);
-            out.u32(lap.compute_us);
-            out.list(&lap.spans, |out, span| {
-                out.u64(span.sequence);
-                out.u32(span.position);
-                out.u32(span.count);
-            });
-            body = lap.hidden.clone();
-        }
-        Frame::Tokens(tokens) => {
-            out.u64(tokens.lap);
-            out.u32(tokens.compute_us);
-            out.list(&tokens.sampled, Writer::sampled);
-        }
-        Frame::Open(open) => {
-            out.u64(open.sequence);
-            out.list(&open.prompt, |out, token| out.i32(*token));
-            out.sampling(&open.sampling);
-        }
-        Frame::Close { sequence } => out.u64(*sequence),
-        Frame::Fork { parent, child, length } => {
-            out.u64(*parent);
-            out.u64(*child);
-            out.u32(*length);
-        }
-        Frame::Truncate {
-            sequence,
-            length: position,
-        }
-        | Frame::Replay { sequence, position } => {
-            out.u64(*sequence);
-            out.u32(*position);
-        }
-        Frame::Report { computed } => out.list(computed, |out, (sequence, positions)| {
-            out.u64(*sequence);
-            out.u32(*positions);
-        }),
-        Frame::Drain => {}
-        Frame::Ping { nonce, reply } => {
-            out.u64(*nonce);
-            out.u8(u8::from(*reply));
-        }
-    }
+    let body = match frame {
+        Frame::Lap(lap) => lap.hidden.clone(),
+        _ => Bytes::new(),
+    };
     Ok(Encoded {
         kind,
-        head: out.0.into(),
+        head: writer::head(frame),
         body,
     })
 }
@@ -236,49 +185,10 @@ pub fn encode(frame: &Frame, limits: &Limits) -> Result<Encoded, FrameError> {
 /// # Errors
 /// [`FrameError`] when the bytes aren't exactly one frame within the limits. No count is allocated for before it was
 /// checked against the limits and against the bytes that are there.
-pub fn decode(bytes: Bytes, limits: &Limits) -> Result<Frame, FrameError> {
-    let kind = kind_of(&bytes)?;
+pub fn decode(bytes: &Bytes, limits: &Limits) -> Result<Frame, FrameError> {
+    let kind = kind_of(bytes)?;
     limit("frame bytes", bytes.len(), limits.frame_bytes(kind))?;
-    let mut from = Reader { kind, bytes };
-    from.bytes.advance(1);
-    let frame = match kind {
-        Kind::Hello => Frame::Hello(from.hello()?),
-        Kind::Lap => Frame::Lap(from.lap(limits)?),
-        Kind::Tokens => Frame::Tokens(from.tokens(limits)?),
-        Kind::Open => Frame::Open(from.open(limits)?),
-        Kind::Close => Frame::Close {
-            sequence: from.u64("sequence")?,
-        },
-        Kind::Fork => Frame::Fork {
-            parent: from.u64("parent")?,
-            child: from.u64("child")?,
-            length: from.u32("length")?,
-        },
-        Kind::Truncate => Frame::Truncate {
-            sequence: from.u64("sequence")?,
-            length: from.u32("length")?,
-        },
-        Kind::Report => Frame::Report {
-            computed: from.list("report", limits.max_report(), 12, |from| {
-                Ok((from.u64("sequence")?, from.u32("positions")?))
-            })?,
-        },
-        Kind::Replay => Frame::Replay {
-            sequence: from.u64("sequence")?,
-            position: from.u32("position")?,
-        },
-        Kind::Drain => Frame::Drain,
-        Kind::Ping => Frame::Ping {
-            nonce: from.u64("nonce")?,
-            reply: from.flag("reply")?,
-        },
-    };
-    if from.bytes.has_remaining() {
-        return Err(FrameError::Trailing {
-            kind,
-            bytes: from.bytes.len(),
-        });
-    }
+    let frame = reader::body(kind, bytes.slice(1..), limits)?;
     check(&frame, limits)?;
     Ok(frame)
 }
@@ -383,314 +293,229 @@ fn check_lap(lap: &Lap, limits: &Limits) -> Result<(), FrameError> {
     Ok(())
 }
 
-fn boundary_number(boundary_type: BoundaryType) -> u8 {
-    match boundary_type {
-        BoundaryType::F32 => 0,
-        BoundaryType::Bf16 => 1,
-        BoundaryType::Q8_0 => 2,
-    }
-}
+#[cfg(test)]
+mod tests {
+    use kvasir_plan::BoundaryType;
+    use proptest::{collection::vec, prelude::*};
 
-fn lap_number(kind: LapKind) -> u8 {
-    match kind {
-        LapKind::Hello => 0,
-        LapKind::Prefill => 1,
-        LapKind::Decode => 2,
-    }
-}
+    use super::*;
+    use crate::{
+        arbitrary,
+        frame::{Open, Sampled, Sampling, Span, Tokens},
+    };
 
-struct Writer(Vec<u8>);
-
-impl Writer {
-    fn u8(&mut self, value: u8) {
-        self.0.push(value);
+    fn round_trip(frame: &Frame, limits: &Limits) -> Result<Frame, FrameError> {
+        decode(&encode(frame, limits)?.to_bytes(), limits)
     }
 
-    fn u16(&mut self, value: u16) {
-        self.0.extend(value.to_le_bytes());
-    }
-
-    fn u32(&mut self, value: u32) {
-        self.0.extend(value.to_le_bytes());
-    }
-
-    fn u64(&mut self, value: u64) {
-        self.0.extend(value.to_le_bytes());
-    }
-
-    fn i32(&mut self, value: i32) {
-        self.0.extend(value.to_le_bytes());
-    }
-
-    fn f32(&mut self, value: f32) {
-        self.0.extend(value.to_le_bytes());
-    }
-
-    fn blob(&mut self, bytes: &[u8]) {
-        self.u32(bytes.len() as u32);
-        self.0.extend(bytes);
-    }
-
-    fn text(&mut self, text: &str) {
-        self.blob(text.as_bytes());
-    }
-
-    fn list<T>(&mut self, items: &[T], mut write: impl FnMut(&mut Writer, &T)) {
-        self.u32(items.len() as u32);
-        for item in items {
-            write(self, item);
+    proptest! {
+        #[test]
+        fn every_frame_comes_back((limits, frame) in arbitrary::any_limits()
+            .prop_flat_map(|limits| (Just(limits), arbitrary::frames(limits))))
+        {
+            let encoded = encode(&frame, &limits).unwrap();
+            prop_assert!(encoded.len() <= limits.frame_bytes(frame.kind()));
+            prop_assert_eq!(decode(&encoded.to_bytes(), &limits).unwrap(), frame);
         }
-    }
 
-    fn scored(&mut self, (token, value): &(i32, f32)) {
-        self.i32(*token);
-        self.f32(*value);
-    }
-
-    fn sampled(&mut self, sampled: &Sampled) {
-        self.u64(sampled.sequence);
-        self.u32(sampled.position);
-        self.i32(sampled.token);
-        self.f32(sampled.logprob);
-        self.list(&sampled.top, Writer::scored);
-        self.blob(&sampled.logits);
-        self.text(&sampled.error);
-    }
-
-    fn sampling(&mut self, sampling: &Sampling) {
-        self.f32(sampling.temperature);
-        self.u32(sampling.top_k);
-        self.f32(sampling.top_p);
-        self.f32(sampling.min_p);
-        self.f32(sampling.repetition_penalty);
-        self.f32(sampling.presence_penalty);
-        self.f32(sampling.frequency_penalty);
-        self.u32(sampling.penalty_last);
-        self.u64(sampling.seed);
-        match sampling.top_logprobs {
-            None => self.u8(0),
-            Some(count) => {
-                self.u8(1);
-                self.u8(count);
+        #[test]
+        fn arbitrary_bytes_never_panic(kind in 0_u8..14, bytes in vec(any::<u8>(), 0..200)) {
+            let bytes = [&[kind][..], &bytes].concat();
+            if let Ok(frame) = decode(&bytes.clone().into(), &arbitrary::limits()) {
+                // What is taken is canonical: it has one spelling.
+                prop_assert_eq!(encode(&frame, &arbitrary::limits()).unwrap().to_bytes(), bytes);
             }
         }
-        self.u8(u8::from(sampling.logits));
-        self.list(&sampling.logit_bias, Writer::scored);
-        match &sampling.grammar {
-            None => self.u8(0),
-            Some(Grammar::Gbnf(text)) => {
-                self.u8(1);
-                self.text(text);
+
+        #[test]
+        fn damaged_frames_never_panic(frame in arbitrary::frames(arbitrary::limits()), at: prop::sample::Index, to: u8) {
+            let limits = arbitrary::limits();
+            let whole = encode(&frame, &limits).unwrap().to_bytes();
+            let mut damaged = whole.to_vec();
+            damaged[at.index(whole.len())] = to;
+            let _ = decode(&damaged.into(), &limits);
+            prop_assert!(decode(&whole.slice(..at.index(whole.len())), &limits).is_err());
+            let longer = [&whole[..], &[0]].concat();
+            prop_assert!(decode(&longer.into(), &limits).is_err());
+        }
+    }
+
+    #[test]
+    fn unknown_kinds_are_refused_by_number() {
+        assert_eq!(
+            decode(&vec![12].into(), &arbitrary::limits()),
+            Err(FrameError::UnknownKind { number: 12 })
+        );
+        assert_eq!(
+            decode(&Bytes::new(), &arbitrary::limits()),
+            Err(FrameError::UnknownKind { number: 0 })
+        );
+    }
+
+    #[test]
+    fn another_version_is_refused_by_number_whatever_follows() {
+        let error = decode(&vec![Kind::Hello as u8, 7, 0, 255].into(), &arbitrary::limits()).unwrap_err();
+        assert_eq!(
+            error,
+            FrameError::Version {
+                theirs: 7,
+                ours: VERSION
             }
-            Some(Grammar::JsonSchema(text)) => {
-                self.u8(2);
-                self.text(text);
-            }
-        }
-    }
-}
-
-struct Reader {
-    kind: Kind,
-    bytes: Bytes,
-}
-
-impl Reader {
-    fn take<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], FrameError> {
-        let taken = *self
-            .bytes
-            .first_chunk::<N>()
-            .ok_or(FrameError::Short { kind: self.kind, what })?;
-        self.bytes.advance(N);
-        Ok(taken)
+        );
     }
 
-    fn u8(&mut self, what: &'static str) -> Result<u8, FrameError> {
-        Ok(self.take::<1>(what)?[0])
-    }
-
-    fn u16(&mut self, what: &'static str) -> Result<u16, FrameError> {
-        self.take(what).map(u16::from_le_bytes)
-    }
-
-    fn u32(&mut self, what: &'static str) -> Result<u32, FrameError> {
-        self.take(what).map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self, what: &'static str) -> Result<u64, FrameError> {
-        self.take(what).map(u64::from_le_bytes)
-    }
-
-    fn i32(&mut self, what: &'static str) -> Result<i32, FrameError> {
-        self.take(what).map(i32::from_le_bytes)
-    }
-
-    fn f32(&mut self, what: &'static str) -> Result<f32, FrameError> {
-        self.take(what).map(f32::from_le_bytes)
-    }
-
-    fn flag(&mut self, what: &'static str) -> Result<bool, FrameError> {
-        match self.u8(what)? {
-            0 => Ok(false),
-            1 => Ok(true),
-            number => Err(FrameError::UnknownChoice { what, number }),
-        }
-    }
-
-    fn blob(&mut self, what: &'static str, most: usize) -> Result<Bytes, FrameError> {
-        let length = self.u32(what)? as usize;
-        limit(what, length, most)?;
-        if length > self.bytes.len() {
-            return Err(FrameError::Short { kind: self.kind, what });
-        }
-        Ok(self.bytes.split_to(length))
-    }
-
-    fn text(&mut self, what: &'static str, most: usize) -> Result<String, FrameError> {
-        let bytes = self.blob(what, most)?;
-        str::from_utf8(&bytes)
-            .map(str::to_owned)
-            .map_err(|_| FrameError::Utf8 { what })
-    }
-
-    /// At most `most` items of at least `least_bytes` each.
-    fn list<T>(
-        &mut self,
-        what: &'static str,
-        most: usize,
-        least_bytes: usize,
-        mut read: impl FnMut(&mut Reader) -> Result<T, FrameError>,
-    ) -> Result<Vec<T>, FrameError> {
-        let count = self.u32(what)? as usize;
-        limit(what, count, most)?;
-        if count > self.bytes.len() / least_bytes {
-            return Err(FrameError::Short { kind: self.kind, what });
-        }
-        let mut items = Vec::with_capacity(count);
-        for _ in 0..count {
-            items.push(read(self)?);
-        }
-        Ok(items)
-    }
-
-    fn scored(&mut self) -> Result<(i32, f32), FrameError> {
-        Ok((self.i32("token")?, self.f32("score")?))
-    }
-
-    fn hello(&mut self) -> Result<Hello, FrameError> {
-        // Another version may lay out the rest differently, so it is refused before that is read.
-        let version = self.u16("version")?;
-        if version != VERSION {
-            return Err(FrameError::Version {
-                theirs: version,
-                ours: VERSION,
-            });
-        }
-        Ok(Hello {
-            version,
-            ring: self.text("ring", MAX_NAME_BYTES)?,
-            epoch: self.u64("epoch")?,
-            rank: self.u32("rank")?,
-            identity: self.text("identity", MAX_NAME_BYTES)?,
-            embedding_length: self.u32("embedding length")?,
-            boundary_type: match self.u8("boundary type")? {
-                0 => BoundaryType::F32,
-                1 => BoundaryType::Bf16,
-                2 => BoundaryType::Q8_0,
-                number => {
-                    return Err(FrameError::UnknownChoice {
-                        what: "boundary type",
-                        number,
-                    });
-                }
-            },
-        })
-    }
-
-    fn lap(&mut self, limits: &Limits) -> Result<Lap, FrameError> {
-        let kind = match self.u8("lap kind")? {
-            0 => LapKind::Hello,
-            1 => LapKind::Prefill,
-            2 => LapKind::Decode,
-            number => {
-                return Err(FrameError::UnknownChoice {
-                    what: "lap kind",
-                    number,
-                });
-            }
+    #[test]
+    fn a_lap_lies_on_the_wire_as_documented() {
+        let Frame::Lap(lap) = arbitrary::decode(5, 3) else {
+            unreachable!()
         };
-        Ok(Lap {
-            kind,
-            id: self.u64("lap id")?,
-            compute_us: self.u32("compute time")?,
-            spans: self.list("spans of a lap", limits.max_spans(), 16, |from| {
-                Ok(Span {
-                    sequence: from.u64("span")?,
-                    position: from.u32("span")?,
-                    count: from.u32("span")?,
+        let lap = Frame::Lap(Lap { compute_us: 258, ..lap });
+        let encoded = encode(&lap, &arbitrary::limits()).unwrap();
+        #[rustfmt::skip]
+        assert_eq!(encoded.head[..], [
+            2, 2, 5, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0,
+            1, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0,
+        ]);
+        assert_eq!(encoded.body, [5; 256][..]);
+    }
+
+    #[test]
+    fn lengths_past_the_manifest_are_refused_on_both_sides() {
+        let limits = arbitrary::limits();
+        let small = Limits {
+            max_lap_tokens: 4,
+            sequences: 2,
+            max_prompt: 16,
+            vocabulary: 2,
+            ..limits
+        };
+        let sampled = || Sampled {
+            sequence: 1,
+            position: 0,
+            token: 0,
+            logprob: 0.0,
+            top: Vec::new(),
+            logits: Bytes::new(),
+            error: String::new(),
+        };
+        let tokens = |sampled| {
+            Frame::Tokens(Tokens {
+                lap: 0,
+                compute_us: 0,
+                sampled,
+            })
+        };
+        let frames = [
+            (arbitrary::prefill(1, 1, 5), "rows of a lap", 5, 4),
+            (
+                Frame::Open(Open {
+                    sequence: 1,
+                    prompt: vec![0; 17],
+                    sampling: Sampling::default(),
+                }),
+                "prompt tokens",
+                17,
+                16,
+            ),
+            (
+                Frame::Report {
+                    computed: vec![(0, 0); 5],
+                },
+                "report",
+                5,
+                4,
+            ),
+            (tokens(vec![sampled(), sampled(), sampled()]), "sampled tokens", 3, 2),
+            (
+                tokens(vec![Sampled {
+                    logits: vec![0; 12].into(),
+                    ..sampled()
+                }]),
+                "bytes of logits",
+                12,
+                8,
+            ),
+        ];
+        for (frame, what, value, limit) in frames {
+            let refused = FrameError::Limit { what, value, limit };
+            assert_eq!(encode(&frame, &small), Err(refused.clone()));
+            let bytes = encode(&frame, &limits).unwrap().to_bytes();
+            match decode(&bytes, &small).unwrap_err() {
+                FrameError::Limit {
+                    what: "frame bytes", ..
+                } => {}
+                error => assert_eq!(error, refused),
+            }
+        }
+    }
+
+    #[test]
+    fn laps_whose_parts_do_not_fit_together_are_refused_by_name() {
+        let limits = arbitrary::limits();
+        let lap = |kind, counts: &[u32], bytes: usize| {
+            let spans = counts
+                .iter()
+                .map(|count| Span {
+                    sequence: 1,
+                    position: 0,
+                    count: *count,
                 })
-            })?,
-            hidden: self.bytes.split_off(0),
-        })
+                .collect();
+            Frame::Lap(Lap {
+                id: 4,
+                kind,
+                compute_us: 0,
+                spans,
+                hidden: vec![0; bytes].into(),
+            })
+        };
+        let malformed = [
+            (lap(LapKind::Hello, &[1], 256), "a hello lap with rows"),
+            (
+                lap(LapKind::Prefill, &[1, 1], 512),
+                "a prefill lap is a chunk of exactly one sequence",
+            ),
+            (
+                lap(LapKind::Prefill, &[], 0),
+                "a prefill lap is a chunk of exactly one sequence",
+            ),
+            (lap(LapKind::Prefill, &[0], 0), "a span without rows"),
+            (lap(LapKind::Decode, &[], 0), "a decode lap without rows"),
+            (
+                lap(LapKind::Decode, &[1, 2], 768),
+                "a decode lap holds the same number of rows of each sequence",
+            ),
+        ];
+        for (frame, what) in malformed {
+            assert_eq!(round_trip(&frame, &limits), Err(FrameError::Lap { id: 4, what }));
+        }
+        let short = FrameError::Hidden {
+            id: 4,
+            rows: 2,
+            expected: 512,
+            bytes: 511,
+        };
+        assert_eq!(round_trip(&lap(LapKind::Decode, &[1, 1], 511), &limits), Err(short));
+        let odd = Limits {
+            boundary_type: BoundaryType::Q8_0,
+            embedding_length: 40,
+            ..limits
+        };
+        let refused = FrameError::Boundary(BoundaryError::Blocks { values: 40 });
+        assert_eq!(round_trip(&lap(LapKind::Decode, &[1], 40), &odd), Err(refused));
     }
 
-    fn tokens(&mut self, limits: &Limits) -> Result<Tokens, FrameError> {
-        Ok(Tokens {
-            lap: self.u64("lap id")?,
-            compute_us: self.u32("compute time")?,
-            sampled: self.list("sampled tokens", limits.sequences as usize, 32, |from| {
-                Ok(Sampled {
-                    sequence: from.u64("sequence")?,
-                    position: from.u32("position")?,
-                    token: from.i32("token")?,
-                    logprob: from.f32("log-probability")?,
-                    top: from.list("likeliest tokens", MAX_TOP, 8, Reader::scored)?,
-                    logits: from.blob("bytes of logits", limits.logits_bytes())?,
-                    error: from.text("bytes of a sampler's error", MAX_ERROR_BYTES)?,
-                })
-            })?,
-        })
-    }
-
-    fn open(&mut self, limits: &Limits) -> Result<Open, FrameError> {
-        Ok(Open {
-            sequence: self.u64("sequence")?,
-            prompt: self.list("prompt tokens", limits.max_prompt as usize, 4, |from| {
-                from.i32("prompt tokens")
-            })?,
-            sampling: self.sampling()?,
-        })
-    }
-
-    fn sampling(&mut self) -> Result<Sampling, FrameError> {
-        Ok(Sampling {
-            temperature: self.f32("temperature")?,
-            top_k: self.u32("top k")?,
-            top_p: self.f32("top p")?,
-            min_p: self.f32("min p")?,
-            repetition_penalty: self.f32("repetition penalty")?,
-            presence_penalty: self.f32("presence penalty")?,
-            frequency_penalty: self.f32("frequency penalty")?,
-            penalty_last: self.u32("penalty last")?,
-            seed: self.u64("seed")?,
-            top_logprobs: if self.flag("top logprobs")? {
-                Some(self.u8("top logprobs")?)
-            } else {
-                None
-            },
-            logits: self.flag("logits")?,
-            logit_bias: self.list("biased tokens", MAX_LOGIT_BIASES, 8, Reader::scored)?,
-            grammar: match self.u8("grammar")? {
-                0 => None,
-                1 => Some(Grammar::Gbnf(self.text("bytes of a grammar", MAX_GRAMMAR_BYTES)?)),
-                2 => Some(Grammar::JsonSchema(self.text("bytes of a grammar", MAX_GRAMMAR_BYTES)?)),
-                number => {
-                    return Err(FrameError::UnknownChoice {
-                        what: "grammar",
-                        number,
-                    });
-                }
-            },
-        })
+    #[test]
+    fn a_span_past_the_context_is_refused() {
+        let Frame::Lap(mut lap) = arbitrary::decode(5, 3) else {
+            unreachable!()
+        };
+        lap.spans[0].position = u32::MAX;
+        let refused = FrameError::Limit {
+            what: "positions of a sequence",
+            value: 1 << 32,
+            limit: 2048,
+        };
+        assert_eq!(round_trip(&Frame::Lap(lap), &arbitrary::limits()), Err(refused));
     }
 }

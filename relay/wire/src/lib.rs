@@ -5,6 +5,8 @@
 //! [`noise`] seals each piece. These are sans-IO. [`edge`] is the thin tokio shell that runs them over a byte stream;
 //! [`trust`] holds the keys and signatures that say whose stream it may be.
 
+#[cfg(test)]
+mod arbitrary;
 pub mod boundary;
 pub mod codec;
 pub mod edge;

@@ -120,7 +120,8 @@ impl HandshakeError {
             HandshakeError::HungUp => "HandshakeEnded",
             HandshakeError::TimedOut => "HandshakeTimedOut",
             HandshakeError::Hello { .. } => "HelloMismatch",
-            HandshakeError::FirstFrame(_) => "HelloMissing",
+            HandshakeError::FirstFrame(Some(error)) => error.reason(),
+            HandshakeError::FirstFrame(None) => "HelloMissing",
             HandshakeError::Noise(_) => "HandshakeFailed",
         }
     }
@@ -319,5 +320,185 @@ impl Opener {
         piece.truncate(length);
         self.number += 1;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn binding() -> Binding {
+        Binding {
+            ring: "r".into(),
+            epoch: 3,
+            edge: 1,
+            identity: "m".into(),
+        }
+    }
+
+    struct Ends {
+        predecessor: Handshake,
+        successor: Handshake,
+    }
+
+    /// Two ends that mean the same, unless `theirs` says otherwise.
+    fn ends(theirs: &Binding) -> Ends {
+        let (own, peer) = (NodeKeys::generate().unwrap(), NodeKeys::generate().unwrap());
+        Ends {
+            predecessor: Handshake::new(Role::Predecessor, &binding(), &own, &peer.noise_public()).unwrap(),
+            successor: Handshake::new(Role::Successor, theirs, &peer, &own.noise_public()).unwrap(),
+        }
+    }
+
+    fn message(handshake: &mut Handshake) -> Vec<u8> {
+        let mut framed = Vec::new();
+        handshake.write(&mut framed).unwrap();
+        framed.split_off(2)
+    }
+
+    fn shake_hands(mut ends: Ends) -> Result<[(Sealer, Opener); 2], HandshakeError> {
+        ends.successor.read(&message(&mut ends.predecessor))?;
+        ends.predecessor.read(&message(&mut ends.successor))?;
+        Ok([ends.predecessor.finish()?, ends.successor.finish()?])
+    }
+
+    fn seal(sealer: &mut Sealer, piece: &[u8]) -> Vec<u8> {
+        let mut sealed = Vec::new();
+        sealer.seal(piece, &mut sealed).unwrap();
+        let message = sealed.split_off(2);
+        assert_eq!(sealed, (message.len() as u16).to_le_bytes());
+        message
+    }
+
+    #[test]
+    fn pieces_come_out_as_they_went_in_both_ways() {
+        let [(mut sealer, mut opener), (mut back_sealer, mut back_opener)] = shake_hands(ends(&binding())).unwrap();
+        let mut piece = Vec::new();
+        for text in [&b"one"[..], &vec![7; 32 * 1024 + 5], b""] {
+            back_opener.open(&seal(&mut sealer, text), &mut piece).unwrap();
+            assert_eq!(piece, text);
+            opener.open(&seal(&mut back_sealer, text), &mut piece).unwrap();
+            assert_eq!(piece, text);
+        }
+    }
+
+    #[test]
+    fn a_changed_repeated_dropped_or_moved_message_is_noticed() {
+        let [(mut sealer, _), (_, mut opener)] = shake_hands(ends(&binding())).unwrap();
+        let mut piece = Vec::new();
+        let (first, second) = (seal(&mut sealer, b"first"), seal(&mut sealer, b"second"));
+        for at in 0..first.len() {
+            let mut changed = first.clone();
+            changed[at] ^= 1;
+            assert_eq!(opener.open(&changed, &mut piece), Err(Tampered { number: 0 }));
+        }
+        assert_eq!(opener.open(&second, &mut piece), Err(Tampered { number: 0 }));
+        assert_eq!(opener.open(&first[..9], &mut piece), Err(Tampered { number: 0 }));
+        opener.open(&first, &mut piece).unwrap();
+        assert_eq!(opener.open(&first, &mut piece), Err(Tampered { number: 1 }));
+        opener.open(&second, &mut piece).unwrap();
+        assert_eq!(piece, b"second");
+    }
+
+    #[test]
+    fn a_message_of_another_direction_is_not_taken() {
+        let [(mut sealer, mut opener), _] = shake_hands(ends(&binding())).unwrap();
+        assert_eq!(
+            opener.open(&seal(&mut sealer, b"mine"), &mut Vec::new()),
+            Err(Tampered { number: 0 })
+        );
+    }
+
+    #[test]
+    fn ends_that_mean_something_else_never_finish() {
+        let others = [
+            Binding {
+                ring: "s".into(),
+                ..binding()
+            },
+            Binding { epoch: 4, ..binding() },
+            Binding { edge: 2, ..binding() },
+            Binding {
+                identity: "n".into(),
+                ..binding()
+            },
+            Binding {
+                ring: "rm".into(),
+                identity: String::new(),
+                ..binding()
+            },
+        ];
+        for theirs in others {
+            assert_eq!(
+                shake_hands(ends(&theirs)).unwrap_err(),
+                HandshakeError::Refused,
+                "{theirs:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_peer_without_the_listed_key_is_refused_by_either_side() {
+        let stranger = NodeKeys::generate().unwrap();
+        let mut swapped = ends(&binding());
+        swapped.predecessor =
+            Handshake::new(Role::Predecessor, &binding(), &stranger, &stranger.noise_public()).unwrap();
+        assert_eq!(shake_hands(swapped).unwrap_err(), HandshakeError::Refused);
+    }
+
+    #[test]
+    fn a_first_message_played_again_leads_nowhere() {
+        let (own, peer) = (NodeKeys::generate().unwrap(), NodeKeys::generate().unwrap());
+        let successor = || Handshake::new(Role::Successor, &binding(), &peer, &own.noise_public()).unwrap();
+        let mut predecessor = Handshake::new(Role::Predecessor, &binding(), &own, &peer.noise_public()).unwrap();
+        let recorded = message(&mut predecessor);
+        let mut first = successor();
+        first.read(&recorded).unwrap();
+        predecessor.read(&message(&mut first)).unwrap();
+        let (mut sealer, _) = predecessor.finish().unwrap();
+        let sealed = seal(&mut sealer, b"hello");
+        // The same two messages again, to a successor that starts afresh.
+        let mut second = successor();
+        second.read(&recorded).unwrap();
+        message(&mut second);
+        let (_, mut opener) = second.finish().unwrap();
+        assert_eq!(opener.open(&sealed, &mut Vec::new()), Err(Tampered { number: 0 }));
+    }
+
+    #[test]
+    fn one_node_can_hold_both_ends() {
+        let keys = NodeKeys::generate().unwrap();
+        let end = |role| Handshake::new(role, &binding(), &keys, &keys.noise_public()).unwrap();
+        let both = Ends {
+            predecessor: end(Role::Predecessor),
+            successor: end(Role::Successor),
+        };
+        assert!(shake_hands(both).is_ok());
+    }
+
+    #[test]
+    fn the_preamble_names_what_differs() {
+        let ours = binding();
+        assert_eq!(ours.check(&ours.preamble()), Ok(()));
+        let newer = Binding { epoch: 9, ..binding() };
+        assert_eq!(
+            ours.check(&newer.preamble()),
+            Err(HandshakeError::Epoch { theirs: 9, ours: 3 })
+        );
+        let other = Binding { edge: 0, ..binding() };
+        assert_eq!(
+            ours.check(&other.preamble()),
+            Err(HandshakeError::Edge { theirs: 0, ours: 1 })
+        );
+        let mut later = ours.preamble();
+        later[4] = 2;
+        assert_eq!(
+            ours.check(&later),
+            Err(HandshakeError::Version {
+                theirs: 2,
+                ours: VERSION
+            })
+        );
+        assert_eq!(ours.check(b"GET / HTTP/1.1\r\nHo"), Err(HandshakeError::NotAnEdge));
     }
 }

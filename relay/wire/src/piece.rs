@@ -283,11 +283,216 @@ impl PieceReader {
             .take()
             .map(|partial| Bytes::from(partial.bytes))
             .unwrap_or_default();
-        Ok(Some(codec::decode(bytes, &self.limits)?))
+        Ok(Some(codec::decode(&bytes, &self.limits)?))
     }
 
     /// Bytes allocated for frames that aren't whole yet.
     pub fn buffered(&self) -> usize {
         self.open.iter().flatten().map(|partial| partial.bytes.capacity()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+    use crate::arbitrary::{decode, frames, limits, prefill};
+
+    const PING: Frame = Frame::Ping { nonce: 1, reply: false };
+
+    fn queue(writer: &mut PieceWriter, frame: &Frame) {
+        writer.queue(Outgoing::new(frame, &limits()).unwrap());
+    }
+
+    /// Takes `pieces` pieces at most, and the frames that are whole then.
+    fn carry(writer: &mut PieceWriter, reader: &mut PieceReader, pieces: usize) -> Vec<Frame> {
+        let mut piece = Vec::new();
+        let mut arrived = Vec::new();
+        for _ in 0..pieces {
+            piece.clear();
+            let Some(written) = writer.next_piece(MAX_PIECE_BYTES, &mut piece) else {
+                break;
+            };
+            let frame = reader.feed(&piece).unwrap();
+            assert_eq!(written.last, frame.is_some());
+            arrived.extend(frame);
+        }
+        arrived
+    }
+
+    #[test]
+    fn a_decode_lap_overtakes_a_prefill_lap_of_four_mebibytes() {
+        let wide = Limits {
+            max_lap_tokens: 16 * 1024,
+            max_prompt: 16 * 1024,
+            ..limits()
+        };
+        let (mut writer, mut reader) = (PieceWriter::default(), PieceReader::new(wide));
+        let long = prefill(1, 1, 16 * 1024);
+        writer.queue(Outgoing::new(&long, &wide).unwrap());
+        assert_eq!(carry(&mut writer, &mut reader, 40), []);
+        queue(&mut writer, &decode(2, 2));
+        queue(&mut writer, &PING);
+        // 40 pieces of the 129 are out; the next two are the urgent frames, whole.
+        assert_eq!(carry(&mut writer, &mut reader, 2), [PING, decode(2, 2)]);
+        assert_eq!(carry(&mut writer, &mut reader, 88), []);
+        assert_eq!(carry(&mut writer, &mut reader, 1), [long]);
+        assert!(writer.is_empty());
+    }
+
+    #[test]
+    fn within_a_class_frames_keep_their_order() {
+        let (mut writer, mut reader) = (PieceWriter::default(), PieceReader::new(limits()));
+        let laps = [prefill(1, 1, 500), prefill(2, 2, 1), prefill(3, 3, 700)];
+        for lap in &laps {
+            queue(&mut writer, lap);
+        }
+        assert_eq!(carry(&mut writer, &mut reader, usize::MAX), laps);
+    }
+
+    #[test]
+    fn a_frame_never_overtakes_one_of_its_sequence() {
+        let (mut writer, mut reader) = (PieceWriter::default(), PieceReader::new(limits()));
+        let fork = Frame::Fork {
+            parent: 1,
+            child: 7,
+            length: 5,
+        };
+        let said = [
+            prefill(1, 1, 500),
+            decode(2, 2),
+            fork,
+            Frame::Close { sequence: 7 },
+            Frame::Close { sequence: 2 },
+        ];
+        for frame in &said {
+            queue(&mut writer, frame);
+        }
+        queue(&mut writer, &Frame::Close { sequence: 3 });
+        let [long, short, fork, close_child, close_short] = said;
+        let expected = [
+            Frame::Close { sequence: 3 },
+            short,
+            close_short,
+            long,
+            fork,
+            close_child,
+        ];
+        assert_eq!(carry(&mut writer, &mut reader, usize::MAX), expected);
+    }
+
+    #[test]
+    fn a_piece_is_never_longer_than_asked_for() {
+        let mut writer = PieceWriter::default();
+        queue(&mut writer, &prefill(1, 1, 500));
+        for (most, expected) in [(1024, 1024), (0, 1), (usize::MAX, MAX_PIECE_BYTES)] {
+            let mut piece = Vec::new();
+            let header = if most == 1024 { 5 } else { 1 };
+            writer.next_piece(most, &mut piece).unwrap();
+            assert_eq!(piece.len() - header, expected);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_queued_whenever_arrives_whole(
+            frames in vec((frames(limits()), 0_usize..20, 1_usize..40_000), 0..8)
+        ) {
+            let (mut writer, mut reader) = (PieceWriter::default(), PieceReader::new(limits()));
+            let mut arrived = Vec::new();
+            for (frame, pieces, _) in &frames {
+                queue(&mut writer, frame);
+                arrived.extend(carry(&mut writer, &mut reader, *pieces));
+            }
+            arrived.extend(carry(&mut writer, &mut reader, usize::MAX));
+            prop_assert_eq!(arrived.len(), frames.len());
+            prop_assert!(frames.iter().all(|(frame, ..)| arrived.contains(frame)));
+            prop_assert_eq!(reader.buffered(), 0);
+        }
+
+        #[test]
+        fn arbitrary_pieces_never_panic_and_never_hold_more_than_a_frame_of_each_class(
+            pieces in vec((0_u8..16, 0_u32..2_000_000, 0_u8..13, vec(any::<u8>(), 0..64)), 0..40)
+        ) {
+            let limits = limits();
+            let most = Kind::ALL.map(|kind| limits.frame_bytes(kind)).into_iter().max().unwrap();
+            let mut reader = PieceReader::new(limits);
+            for (header, announced, kind, rest) in pieces {
+                let first = if header & FIRST == 0 { Vec::new() } else { announced.to_le_bytes().to_vec() };
+                let _ = reader.feed(&[&[header][..], &first, &[kind], &rest].concat());
+                prop_assert!(reader.buffered() <= Class::COUNT * most);
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_that_break_the_rules_are_refused_by_name() {
+        let limits = limits();
+        let feed = |pieces: &[&[u8]]| {
+            let mut reader = PieceReader::new(limits);
+            let (last, before) = pieces.split_last().unwrap();
+            for piece in before {
+                assert_eq!(reader.feed(piece), Ok(None));
+            }
+            reader.feed(last).unwrap_err()
+        };
+        let ping = Kind::Ping as u8;
+        assert_eq!(feed(&[&[]]), PieceError::Header);
+        assert_eq!(feed(&[&[3, 0]]), PieceError::Header);
+        assert_eq!(feed(&[&[0x10, 0]]), PieceError::Header);
+        assert_eq!(feed(&[&[FIRST, 9, 0, 0]]), PieceError::Header);
+        assert_eq!(feed(&[&[LAST, 0]]), PieceError::Order { class: 0 });
+        assert_eq!(
+            feed(&[&[FIRST, 9, 0, 0, 0, ping], &[FIRST, 9, 0, 0, 0, ping]]),
+            PieceError::Order { class: 0 }
+        );
+        assert_eq!(feed(&[&[FIRST, 9, 0, 0, 0, ping], &[0]]), PieceError::Size { bytes: 0 });
+        assert_eq!(
+            feed(&[&[FIRST | LAST, 9, 0, 0, 0, ping]]),
+            PieceError::Length {
+                announced: 9,
+                received: 1
+            }
+        );
+        assert_eq!(
+            feed(&[&[FIRST, 1, 0, 0, 0, ping, 0]]),
+            PieceError::Length {
+                announced: 1,
+                received: 2
+            }
+        );
+        let unknown = FrameError::UnknownKind { number: 99 };
+        assert_eq!(feed(&[&[FIRST, 255, 255, 255, 255, 99]]), PieceError::Frame(unknown));
+        let large = vec![0; MAX_PIECE_BYTES + 1];
+        let piece = [&[FIRST, 0, 0, 2, 0, Kind::Lap as u8][..], &large].concat();
+        assert_eq!(
+            feed(&[&piece]),
+            PieceError::Size {
+                bytes: MAX_PIECE_BYTES + 2
+            }
+        );
+    }
+
+    #[test]
+    fn c3_a_frame_over_the_limit_is_refused_with_both_numbers_before_it_is_allocated() {
+        let mut reader = PieceReader::new(limits());
+        let announced = [FIRST, 0, 0, 0, 64, Kind::Lap as u8];
+        let error = reader.feed(&announced).unwrap_err();
+        let limit = limits().frame_bytes(Kind::Lap) as u64;
+        assert_eq!(
+            error,
+            FrameError::Limit {
+                what: "frame bytes",
+                value: 64 << 24,
+                limit
+            }
+            .into()
+        );
+        assert_eq!(
+            error.to_string(),
+            format!("frame bytes: 1073741824 where the ring's manifest allows {limit}")
+        );
+        assert_eq!(reader.buffered(), 0);
     }
 }

@@ -9,4 +9,4 @@ mod keys;
 mod manifest;
 
 pub use keys::{KeyError, NodeKeys, OwnerKey, PublicKey, Signature, noise_key};
-pub use manifest::{Delegation, SignedManifest, TrustError};
+pub use manifest::{Delegation, SignedManifest, TrustError, verify_holder};

@@ -11,7 +11,7 @@ use super::{CLOSE_GRACE, EdgeError, Link, STALL_FACTOR};
 use crate::{
     codec::FrameError,
     frame::{Frame, Kind},
-    noise::{HandshakeError, Sealer, TAG_BYTES},
+    noise::{Sealer, TAG_BYTES},
     piece::{MAX_PIECE, MAX_PIECE_BYTES, Outgoing},
 };
 
@@ -91,9 +91,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
             self.plain.clear();
             let piece = self.link.outbox().pieces.next_piece(room, &mut self.plain);
             let Some(piece) = piece else { break };
-            self.sealer
-                .seal(&self.plain, &mut self.sealed)
-                .map_err(HandshakeError::from)?;
+            self.sealer.seal(&self.plain, &mut self.sealed)?;
             room = room.saturating_sub(self.plain.len());
             if piece.last {
                 finished.push(piece.kind);

@@ -1,6 +1,6 @@
 //! The owner's delegation, and manifests signed under it.
 
-use kvasir_plan::RankManifest;
+use kvasir_plan::{Holder, RankManifest};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -65,10 +65,8 @@ pub enum TrustError {
         rank: usize,
     },
     /// a Noise key that its node didn't sign
-    #[error("the Noise key of rank {rank} isn't signed by its node {node}: somebody swapped it on the way")]
+    #[error("the Noise key listed for node {node} isn't signed by it: somebody swapped it on the way")]
     HolderKey {
-        /// which rank
-        rank: usize,
         /// the node
         node: String,
     },
@@ -92,6 +90,22 @@ impl TrustError {
             TrustError::Malformed(_) => "MalformedManifest",
         }
     }
+}
+
+/// Checks that the node of `holder` signed the Noise key listed with it.
+///
+/// # Errors
+/// [`TrustError::HolderKey`], also for text that isn't a key or a signature.
+pub fn verify_holder(holder: &Holder) -> Result<(), TrustError> {
+    let signed = || {
+        let node: PublicKey = holder.node.parse().ok()?;
+        let noise_key: [u8; 32] = hex::decode(&holder.noise_key)?;
+        let signature: Signature = holder.noise_key_signature.parse().ok()?;
+        node.verifies(NOISE_KEY, &noise_key, &signature).then_some(())
+    };
+    signed().ok_or_else(|| TrustError::HolderKey {
+        node: holder.node.clone(),
+    })
 }
 
 /// The owner's word that `delegate` may sign the manifests of `ring`.
@@ -213,16 +227,7 @@ impl SignedManifest {
                     signer,
                 });
             }
-            let signed = || {
-                let node: PublicKey = holder.node.parse().ok()?;
-                let noise_key: [u8; 32] = hex::decode(&holder.noise_key)?;
-                let signature: Signature = holder.noise_key_signature.parse().ok()?;
-                node.verifies(NOISE_KEY, &noise_key, &signature).then_some(())
-            };
-            signed().ok_or_else(|| TrustError::HolderKey {
-                rank,
-                node: holder.node.clone(),
-            })?;
+            verify_holder(holder)?;
         }
         Ok(manifest)
     }
