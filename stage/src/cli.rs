@@ -6,6 +6,7 @@ mod run;
 use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 use kvasir_plan::RankManifest;
 
@@ -30,25 +31,26 @@ impl Cli {
     pub fn run(self) -> ExitCode {
         // One provider for the process: several compiled in leave rustls without a default.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let runtime = match tokio::runtime::Runtime::new() {
-            Ok(runtime) => runtime,
-            Err(e) => return fail(&anyhow::Error::new(e).context("cannot start the async runtime")),
+        let done = match self.command {
+            Command::Fetch(args) => block_on(args.run()),
+            Command::Run(args) => args.prepare().and_then(|prepared| block_on(args.run(prepared))),
         };
-        let done = runtime.block_on(async {
-            match self.command {
-                Command::Fetch(args) => args.run().await,
-                Command::Run(args) => args.run().await,
+        match done {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(e) => {
+                tracing::error!("{e:#}");
+                ExitCode::FAILURE
             }
-        });
-        // Threads that still read a file or compute must not keep the process.
-        runtime.shutdown_background();
-        done.map_or_else(|e| fail(&e), |()| ExitCode::SUCCESS)
+        }
     }
 }
 
-fn fail(error: &anyhow::Error) -> ExitCode {
-    tracing::error!("{error:#}");
-    ExitCode::FAILURE
+fn block_on(job: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
+    let done = runtime.block_on(job);
+    // Threads that still read a file or compute must not keep the process.
+    runtime.shutdown_background();
+    done
 }
 
 /// Sends log lines to standard error: text, or JSON when `KVASIR_LOG_FORMAT=json`. Levels come from `RUST_LOG`.
@@ -68,7 +70,6 @@ pub fn log_to_stderr() {
 
 /// The plan that a rank is fetched and loaded for.
 fn read_plan(path: &Path) -> anyhow::Result<RankManifest> {
-    use anyhow::Context;
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the plan {}", path.display()))?;
     serde_json::from_str(&text).with_context(|| format!("{} is no plan", path.display()))
 }

@@ -209,7 +209,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// Stable PascalCase word for metrics, events and conditions.
+    /// Stable `PascalCase` word for metrics, events and conditions.
     pub fn reason(&self) -> &'static str {
         match self {
             EngineError::UnsupportedCpu { .. } => "UnsupportedCpu",

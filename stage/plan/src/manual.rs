@@ -1,6 +1,6 @@
 //! Windows by hand: checked as strictly as the planner's own, and given to devices.
 
-use crate::outcome::{Error, Slot};
+use crate::outcome::{Error, Slot, fits_market};
 use crate::{Device, LayerRange, MarketTerms, ModelProfile, Needs, Placement, Request, WindowHolder};
 
 /// Gives each window to a device, or to the market.
@@ -11,7 +11,7 @@ pub(crate) fn place(
     request: &Request,
 ) -> Result<Vec<Slot>, Error> {
     check_cover(profile, request)?;
-    check_open(needs, request)?;
+    check_open(profile, needs, request)?;
     let mut left: Vec<u32> = devices.iter().map(|device| device.max_stages).collect();
     let mut slots = vec![None; request.windows.len()];
     // windows that ask for a device by name go first, so that no other takes its place
@@ -83,7 +83,7 @@ fn check_cover(profile: &ModelProfile, request: &Request) -> Result<(), Error> {
 }
 
 /// What is left to the market is within its terms.
-fn check_open(needs: &Needs, request: &Request) -> Result<(), Error> {
+fn check_open(profile: &ModelProfile, needs: &Needs, request: &Request) -> Result<(), Error> {
     let terms = request.market.unwrap_or(MarketTerms {
         max_layers: 0,
         max_window_bytes: 0,
@@ -98,11 +98,10 @@ fn check_open(needs: &Needs, request: &Request) -> Result<(), Error> {
         if request.trusted_ends && (layers.start == 0 || layers.end == needs.layers()) {
             return Err(Error::OpenEnd { window: layers });
         }
-        let bytes = needs.own_bytes(layers);
-        if layers.len() > 1 && bytes > terms.max_window_bytes {
+        if !fits_market(profile, needs, request, layers) {
             return Err(Error::OpenTooLarge {
                 window: layers,
-                bytes,
+                bytes: needs.own_bytes(layers),
                 allowed: terms.max_window_bytes,
             });
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::balance::balance;
-use crate::search::{Problem, Seat, nanos_for};
+use crate::search::{Problem, Seat, Taken, nanos_for};
 use crate::{
     Device, LapShape, LayerRange, MAX_LAYERS, ModelProfile, ModelRef, Need, Needs, Placement, Rank, RankManifest,
     Request, manual, profile,
@@ -254,26 +254,48 @@ pub fn plan(profile: &ModelProfile, devices: &[Device], request: &Request) -> Re
 }
 
 fn search(profile: &ModelProfile, needs: &Needs, devices: &[Device], request: &Request) -> Result<Vec<Slot>, Error> {
+    let (mut problem, members) = problem(profile, needs, devices, request);
+    let mut way = problem.solve();
+    if way.is_none() {
+        // also where nothing may be left to the market: what would be is what is missing
+        problem.open = Some(open_seat(profile, needs, request));
+        way = problem.solve();
+    }
+    let (cost, taken) = way.ok_or_else(|| ends_are_missing(profile, needs, devices))?;
+    let allowed = request.market.map_or(0, |terms| terms.max_layers);
+    if cost.open > i64::from(allowed) {
+        return Err(not_covered(needs, &taken, allowed));
+    }
+    let mut members: Vec<_> = members.into_iter().map(Vec::into_iter).collect();
+    Ok(balance(&problem, taken)
+        .iter()
+        .map(|taken| Slot {
+            layers: taken.window(),
+            device: taken.seat.and_then(|seat| members[seat].next()),
+        })
+        .collect())
+}
+
+/// The problem without the market, and the devices of each of its seats: those that are alike share one.
+pub(crate) fn problem(
+    profile: &ModelProfile,
+    needs: &Needs,
+    devices: &[Device],
+    request: &Request,
+) -> (Problem, Vec<Vec<usize>>) {
     let boundary = request.boundary_type.row_bytes(profile.embedding_length);
-    let max_window = request.market.map_or(u64::MAX, |terms| terms.max_window_bytes);
-    let open = Seat::new(&volunteer(), needs, boundary, true, |window| {
-        window.len() == 1 || needs.own_bytes(window) <= max_window
-    });
     let mut problem = Problem {
         layers: needs.layers(),
         last_start: profile.last_start,
         indivisible: profile.indivisible.is_some(),
         trusted_ends: request.trusted_ends,
         seats: Vec::new(),
-        // also where nothing may be left to the market: what would be is what is missing
-        open: Some(open),
+        open: None,
     };
-    // devices that are alike are one seat
     let mut members: Vec<Vec<usize>> = Vec::new();
     for (index, device) in devices.iter().enumerate().filter(|(_, device)| device.max_stages > 0) {
-        let seat = Seat::new(device, needs, boundary, false, |window| {
-            needs.rank(window).memory() <= device.memory
-        });
+        let fits = |window| needs.rank(window).memory() <= device.memory;
+        let seat = Seat::new(device, needs, boundary, false, fits);
         let places = std::iter::repeat_n(index, seat.count as usize);
         if let Some(known) = problem.seats.iter().position(|known| known.is_like(&seat)) {
             let count = &mut problem.seats[known].count;
@@ -284,41 +306,37 @@ fn search(profile: &ModelProfile, needs: &Needs, devices: &[Device], request: &R
             members.push(places.collect());
         }
     }
+    (problem, members)
+}
 
-    let (cost, taken) = problem
-        .solve()
-        .ok_or_else(|| ends_are_missing(profile, needs, devices))?;
-    let allowed = request.market.map_or(0, |terms| terms.max_layers);
-    if cost.open > i64::from(allowed) {
-        let open = taken.iter().filter(|taken| taken.seat.is_none());
-        let windows: Vec<LayerRange> = open
-            .map(|t| LayerRange {
-                start: t.start,
-                end: t.end,
-            })
-            .collect();
-        return Err(Error::NotCovered {
-            layer: windows.first().map_or(0, |window| window.start),
-            layers: windows.iter().map(|window| window.len()).sum(),
-            missing: windows
-                .iter()
-                .map(|window| needs.rank(*window))
-                .map(|need| need.weights + need.cache)
-                .sum(),
-            allowed,
-        });
+/// The market: windows up to its limit, and the smallest ones that can be cut whatever their size.
+pub(crate) fn open_seat(profile: &ModelProfile, needs: &Needs, request: &Request) -> Seat {
+    let boundary = request.boundary_type.row_bytes(profile.embedding_length);
+    Seat::new(&volunteer(), needs, boundary, true, |window| {
+        fits_market(profile, needs, request, window)
+    })
+}
+
+/// Whether the market's limit allows the window.
+pub(crate) fn fits_market(profile: &ModelProfile, needs: &Needs, request: &Request, window: LayerRange) -> bool {
+    let floor = window.len() <= 1 || window.end == needs.layers() && window.start >= profile.last_start;
+    floor
+        || request
+            .market
+            .is_none_or(|terms| needs.own_bytes(window) <= terms.max_window_bytes)
+}
+
+fn not_covered(needs: &Needs, taken: &[Taken], allowed: u32) -> Error {
+    let open = || taken.iter().filter(|taken| taken.seat.is_none()).map(Taken::window);
+    Error::NotCovered {
+        layer: open().next().map_or(0, |window| window.start),
+        layers: open().map(LayerRange::len).sum(),
+        missing: open()
+            .map(|window| needs.rank(window))
+            .map(|need| need.weights + need.cache)
+            .sum(),
+        allowed,
     }
-    let mut members: Vec<_> = members.into_iter().map(Vec::into_iter).collect();
-    Ok(balance(&problem, taken)
-        .into_iter()
-        .map(|taken| Slot {
-            layers: LayerRange {
-                start: taken.start,
-                end: taken.end,
-            },
-            device: taken.seat.and_then(|seat| members[seat].next()),
-        })
-        .collect())
 }
 
 /// Why not even a market that takes everything in the middle helps.

@@ -13,10 +13,15 @@ mod seat;
 
 use std::ops::{Add, Sub};
 
+use crate::LayerRange;
+
 pub(crate) use seat::{Seat, nanos_for};
 
 /// Steps that the exact search may take; one is a few nanoseconds.
 const EXACT_STEPS: usize = 2_000_000;
+
+/// Steps that the search through orders may take.
+const ORDER_STEPS: usize = 1_500_000;
 
 /// What a way costs, most important first: layers left to the market, nanoseconds for one token, ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,6 +80,15 @@ pub(crate) struct Taken {
     pub(crate) end: u32,
 }
 
+impl Taken {
+    pub(crate) fn window(&self) -> LayerRange {
+        LayerRange {
+            start: self.start,
+            end: self.end,
+        }
+    }
+}
+
 /// An answer: its cost, and its ranks in ring order.
 pub(crate) type Way = (Cost, Vec<Taken>);
 
@@ -91,13 +105,10 @@ struct Step {
 impl Problem {
     /// The cheapest way round that the search finds; none when no way holds all layers.
     pub(crate) fn solve(&self) -> Option<Way> {
-        if self.layers == 0 {
-            return None;
-        }
         if exact::steps(self).is_some_and(|steps| steps <= EXACT_STEPS) {
             exact::solve(self)
         } else {
-            orders::solve(self)
+            orders::solve(self, ORDER_STEPS)
         }
     }
 

@@ -33,7 +33,7 @@ fn prepare(api: &Api, fields: &Fields) -> Result<Prepared, ApiError> {
     api.check_model(fields.string("model")?)?;
     let mut parameters = parameters::parse(fields, api.tokenizer.token_count())?;
     parameters.sampling.top_logprobs = top_logprobs(fields)?;
-    let template = api.template.as_ref().map_err(|error| template_error(error))?;
+    let template = api.template.as_ref().map_err(template_error)?;
     let tools = tools::parse(fields, template)?;
     if let Some(gbnf) = tools.as_ref().and_then(Tools::grammar) {
         force(&mut parameters, gbnf)?;
@@ -103,7 +103,7 @@ struct Chat {
 }
 
 impl Chat {
-    fn choice(&self, delta: Value, piece: &mut Piece, finish: Option<FinishReason>) -> Value {
+    fn choice(&self, delta: &Value, piece: &mut Piece, finish: Option<FinishReason>) -> Value {
         let logprobs = match std::mem::take(&mut piece.logprobs) {
             logprobs if self.logprobs && !logprobs.is_empty() => chat_logprobs(&logprobs),
             _ => Value::Null,
@@ -130,7 +130,11 @@ impl Shape for Chat {
     const CHUNK: &'static str = "chat.completion.chunk";
 
     fn opening(&self) -> Option<Value> {
-        Some(self.choice(json!({"role": "assistant", "content": ""}), &mut Piece::default(), None))
+        Some(self.choice(
+            &json!({"role": "assistant", "content": ""}),
+            &mut Piece::default(),
+            None,
+        ))
     }
 
     fn chunks(&mut self, mut piece: Piece) -> Vec<Value> {
@@ -145,11 +149,11 @@ impl Shape for Chat {
                     json!({"tool_calls": [call]})
                 }
             };
-            chunks.push(self.choice(delta, &mut piece, None));
+            chunks.push(self.choice(&delta, &mut piece, None));
         }
         let finish = piece.finish;
         if finish.is_some() || !piece.logprobs.is_empty() {
-            chunks.push(self.choice(json!({}), &mut piece, finish));
+            chunks.push(self.choice(&json!({}), &mut piece, finish));
         }
         chunks
     }

@@ -66,9 +66,8 @@ pub(super) fn strftime(format: &str, seconds: u64) -> String {
             Some('S') => write!(text, "{second:02}"),
             Some('F') => write!(text, "{year}-{month:02}-{day:02}"),
             Some('T') => write!(text, "{hour:02}:{minute:02}:{second:02}"),
-            Some('%') => write!(text, "%"),
+            Some('%') | None => write!(text, "%"),
             Some(other) => write!(text, "%{other}"),
-            None => write!(text, "%"),
         };
     }
     text

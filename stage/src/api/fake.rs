@@ -30,16 +30,13 @@ impl Tokenizer for Bytes {
             let special = Bytes::SPECIAL
                 .iter()
                 .position(|special| parse_special && rest.starts_with(special));
-            let length = match special {
-                Some(index) => {
-                    tokens.push(256 + index as i32);
-                    Bytes::SPECIAL[index].len()
-                }
-                None => {
-                    let length = character.len_utf8();
-                    tokens.extend(rest.as_bytes()[..length].iter().map(|&byte| i32::from(byte)));
-                    length
-                }
+            let length = if let Some(index) = special {
+                tokens.push(256 + index as i32);
+                Bytes::SPECIAL[index].len()
+            } else {
+                let length = character.len_utf8();
+                tokens.extend(rest.as_bytes()[..length].iter().map(|&byte| i32::from(byte)));
+                length
             };
             rest = &rest[length..];
         }
@@ -188,13 +185,11 @@ async fn play(request: &Generate, script: Script, events: &mpsc::Sender<Event>) 
             return Some(());
         }
     }
-    match end {
-        Some(end) => events.send(end).await.ok(),
-        None => {
-            events.closed().await;
-            Some(())
-        }
-    }
+    let Some(end) = end else {
+        events.closed().await;
+        return Some(());
+    };
+    events.send(end).await.ok()
 }
 
 fn echo(request: &Generate) -> Vec<i32> {

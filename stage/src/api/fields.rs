@@ -120,7 +120,9 @@ impl<S: Send + Sync> FromRequest<S> for Fields {
                 "the body must be JSON: send it with 'Content-Type: application/json'",
             ));
         }
-        let body = Bytes::from_request(request, state).await.map_err(unreadable)?;
+        let body = Bytes::from_request(request, state)
+            .await
+            .map_err(|rejection| unreadable(&rejection))?;
         match serde_json::from_slice(&body) {
             Ok(Value::Object(fields)) => Ok(Fields(fields)),
             Ok(other) => Err(ApiError::unreadable(
@@ -135,7 +137,7 @@ impl<S: Send + Sync> FromRequest<S> for Fields {
     }
 }
 
-fn unreadable(rejection: BytesRejection) -> ApiError {
+fn unreadable(rejection: &BytesRejection) -> ApiError {
     let status = rejection.status();
     let message = match status {
         StatusCode::PAYLOAD_TOO_LARGE => "the body is larger than this server accepts".to_string(),

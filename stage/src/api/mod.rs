@@ -8,6 +8,9 @@
 //! `stream_options` without `stream` is a 400; `max_tokens` below one is a 400; a `model` that is left out means the
 //! one that is served; a cap beyond the context is no error, the answer ends with `length`.
 
+// Names of products are not code.
+#![allow(clippy::doc_markdown)]
+
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{Method, header};
@@ -92,6 +95,8 @@ pub struct ApiConfig {
     pub cors: Cors,
     /// longest silence of a stream: a comment goes out while a prompt is computed
     pub keep_alive: Duration,
+    /// how long a client may take nothing of its stream before its answer is given up
+    pub stalled_after: Duration,
     /// bytes of a request's body at most
     pub max_body_bytes: usize,
     /// answers that stand still for this long in a ring that claims to be ready turn `/healthz` red
@@ -110,9 +115,11 @@ impl ApiConfig {
             default_max_tokens: 4096,
             cors: Cors::default(),
             keep_alive: Duration::from_secs(15),
+            stalled_after: Duration::from_secs(60),
             // A million tokens as JSON numbers are 8 MB.
             max_body_bytes: 16 << 20,
-            wedged_after: Duration::from_secs(120),
+            // A chunk of a prompt can take minutes on a ring of small devices.
+            wedged_after: Duration::from_secs(300),
             registry: Registry::default(),
         }
     }
@@ -123,9 +130,11 @@ struct Api {
     ring: Arc<dyn Ring>,
     tokenizer: Arc<dyn Tokenizer>,
     template: Result<ChatTemplate, TemplateError>,
+    end_tokens: Vec<i32>,
     model_name: String,
     default_max_tokens: u32,
     keep_alive: Duration,
+    stalled_after: Duration,
     wedged_after: Duration,
     /// seconds since 1970
     started: u64,
@@ -150,11 +159,13 @@ pub fn router(ring: Arc<dyn Ring>, tokenizer: Arc<dyn Tokenizer>, mut config: Ap
     let keys: Arc<[_]> = config.api_keys.into();
     let api = Arc::new(Api {
         template: compile_template(&*tokenizer, config.chat_template),
+        end_tokens: tokenizer.end_tokens(),
         ring,
         tokenizer,
         model_name: config.model_name,
         default_max_tokens: config.default_max_tokens,
         keep_alive: config.keep_alive,
+        stalled_after: config.stalled_after,
         wedged_after: config.wedged_after,
         started: clock::unix_seconds(),
         registry: config.registry,
@@ -281,7 +292,7 @@ impl Api {
         let stop_tokens = if parameters.ignore_eos {
             Vec::new()
         } else {
-            self.tokenizer.end_tokens()
+            self.end_tokens.clone()
         };
         let generate = Generate {
             prompt,
@@ -300,6 +311,7 @@ impl Api {
             stream: parameters.stream,
             include_usage: parameters.include_usage,
             keep_alive: self.keep_alive,
+            stalled_after: self.stalled_after,
         };
         let generation = Generation::submit(self, order, answer).await?;
         reply::send(generation, envelope, shape, delivery).await
@@ -338,15 +350,15 @@ pub async fn serve(
             tracing::debug!(%error, "connection without TCP_NODELAY");
         }
     });
-    let server = axum::serve(listener, router).with_graceful_shutdown(stopping.clone().cancelled_owned());
-    let deadline = async {
+    let serving = axum::serve(listener, router).with_graceful_shutdown(stopping.clone().cancelled_owned());
+    let drained_late = async {
         shutdown.await;
         stopping.cancel();
         tokio::time::sleep(DRAIN).await;
     };
     tokio::select! {
-        served = server => served,
-        () = deadline => {
+        ended = serving => ended,
+        () = drained_late => {
             tracing::warn!("answers were still in progress when the time to drain ran out");
             Ok(())
         }

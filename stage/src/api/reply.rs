@@ -44,7 +44,7 @@ impl Envelope {
         }
     }
 
-    pub(super) fn wrap(&self, object: &str, choices: Vec<Value>) -> Value {
+    pub(super) fn wrap(&self, object: &str, choices: &[Value]) -> Value {
         json!({"id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices})
     }
 }
@@ -63,6 +63,7 @@ pub(super) struct Delivery {
     pub(super) stream: bool,
     pub(super) include_usage: bool,
     pub(super) keep_alive: Duration,
+    pub(super) stalled_after: Duration,
 }
 
 /// Sends the answer, whole or as a stream.
@@ -79,7 +80,7 @@ pub(super) async fn send<S: Shape>(
     while let Some(piece) = generation.next().await? {
         append(&mut all, piece);
     }
-    let mut body = envelope.wrap(S::OBJECT, vec![shape.whole(all)]);
+    let mut body = envelope.wrap(S::OBJECT, &[shape.whole(all)]);
     body["usage"] = usage(generation.usage());
     Ok(Json(body).into_response())
 }

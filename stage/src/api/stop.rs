@@ -71,16 +71,16 @@ mod tests {
     use proptest::prelude::*;
 
     fn run(stops: &[&str], pieces: &[&str]) -> (Vec<String>, bool) {
-        let mut matcher = StopMatcher::new(stops.iter().map(ToString::to_string).collect());
+        let mut under_test = StopMatcher::new(stops.iter().map(ToString::to_string).collect());
         let mut out = Vec::new();
         for piece in pieces {
-            let matched = matcher.push(piece);
+            let matched = under_test.push(piece);
             out.push(matched.text);
             if matched.stopped {
                 return (out, true);
             }
         }
-        out.push(matcher.finish());
+        out.push(under_test.finish());
         (out, false)
     }
 

@@ -2,8 +2,8 @@
 //!
 //! The head waits for the first token, but no longer than a keep-alive interval: what fails until then has an HTTP
 //! status of its own. A task takes pieces from the ring and offers them to the connection. When the connection is gone
-//! the task ends at once, and when the client takes nothing for [`STALLED`], so that a client that reads slowly never
-//! holds a sequence for ever.
+//! the task ends at once, and also when the client takes nothing for a while, so that nobody holds a sequence for ever by
+//! not reading.
 
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -11,7 +11,6 @@ use axum::response::{IntoResponse, Response};
 use futures::stream;
 use serde_json::Value;
 use std::convert::Infallible;
-use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -20,8 +19,6 @@ use super::errors::ApiError;
 use super::generation::Generation;
 use super::reply::{Delivery, Envelope, Shape, usage};
 
-/// How long a client may take nothing before its answer is given up.
-const STALLED: Duration = Duration::from_secs(60);
 /// Chunks that wait for the connection: enough that a hiccup of the network doesn't reach the ring.
 const DEPTH: usize = 256;
 
@@ -45,7 +42,7 @@ pub(super) async fn send<S: Shape>(
             envelope,
             shape,
             chunks,
-            include_usage: delivery.include_usage,
+            delivery,
         },
     ));
     let events = stream::unfold(waiting, |mut waiting| async move {
@@ -80,7 +77,7 @@ struct Writer<S> {
     envelope: Envelope,
     shape: S,
     chunks: mpsc::Sender<Event>,
-    include_usage: bool,
+    delivery: Delivery,
 }
 
 impl<S: Shape> Writer<S> {
@@ -89,12 +86,13 @@ impl<S: Shape> Writer<S> {
             self.chunk(choice).await?;
         }
         loop {
-            let next = match first.take() {
-                Some(next) => next,
-                None => tokio::select! {
+            let next = if let Some(next) = first.take() {
+                next
+            } else {
+                tokio::select! {
                     () = self.chunks.closed() => return Err(Gone::Closed),
                     next = generation.next() => next,
-                },
+                }
             };
             match next {
                 Ok(Some(piece)) => {
@@ -106,8 +104,8 @@ impl<S: Shape> Writer<S> {
                 Err(error) => return self.event(Event::default().data(error.body().to_string())).await,
             }
         }
-        if self.include_usage {
-            let mut chunk = self.envelope.wrap(S::CHUNK, Vec::new());
+        if self.delivery.include_usage {
+            let mut chunk = self.envelope.wrap(S::CHUNK, &[]);
             chunk["usage"] = usage(generation.usage());
             self.event(Event::default().data(chunk.to_string())).await?;
         }
@@ -115,15 +113,15 @@ impl<S: Shape> Writer<S> {
     }
 
     async fn chunk(&mut self, choice: Value) -> Result<(), Gone> {
-        let mut chunk = self.envelope.wrap(S::CHUNK, vec![choice]);
-        if self.include_usage {
+        let mut chunk = self.envelope.wrap(S::CHUNK, &[choice]);
+        if self.delivery.include_usage {
             chunk["usage"] = Value::Null;
         }
         self.event(Event::default().data(chunk.to_string())).await
     }
 
     async fn event(&mut self, event: Event) -> Result<(), Gone> {
-        match timeout(STALLED, self.chunks.send(event)).await {
+        match timeout(self.delivery.stalled_after, self.chunks.send(event)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) => Err(Gone::Closed),
             Err(_) => Err(Gone::Stalled),

@@ -117,13 +117,10 @@ impl ChatTemplate {
         let list = |list: &Vec<Json>| list.iter().map(value).collect::<Value>();
         let own = [
             ("messages", list(&conversation.messages)),
-            (
-                "tools",
-                conversation.tools.as_ref().map(list).unwrap_or(Value::from(())),
-            ),
+            ("tools", conversation.tools.as_ref().map_or(Value::from(()), list)),
             (
                 "documents",
-                conversation.documents.as_ref().map(list).unwrap_or(Value::from(())),
+                conversation.documents.as_ref().map_or(Value::from(()), list),
             ),
             ("add_generation_prompt", Value::from(true)),
             ("bos_token", Value::from(&self.bos_token)),
@@ -197,70 +194,108 @@ fn value(json: &Json) -> Value {
     }
 }
 
-/// `tojson` as `transformers` defines it: `json.dumps(value, ensure_ascii=False, indent=indent)`, no HTML escapes.
+/// How `tojson` writes.
+struct JsonStyle {
+    indent: Option<usize>,
+    comma: String,
+    colon: String,
+    sorted: bool,
+}
+
+/// `tojson` as `transformers` defines it, by Python's `json.dumps`: `tojson(value, ensure_ascii=False, indent=None,
+/// separators=None, sort_keys=False)`, no HTML escapes. Text is never escaped to ASCII.
+#[allow(clippy::needless_pass_by_value)] // the signature of a filter
 fn to_json(subject: &Value, options: Kwargs) -> Result<String, Error> {
-    let indent = options.get::<Option<usize>>("indent")?;
-    // Always off in `transformers` unless a template asks; templates pass it only to say so.
-    options.get::<Option<bool>>("ensure_ascii")?;
+    let result = write_styled(subject, &options);
     options.assert_all_used()?;
+    result
+}
+
+fn write_styled(subject: &Value, options: &Kwargs) -> Result<String, Error> {
+    options.get::<Option<bool>>("ensure_ascii")?;
+    let indent = options.get::<Option<usize>>("indent")?;
+    let sorted = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    let separators = match options.get::<Option<Value>>("separators")? {
+        Some(separators) if !separators.is_none() => separators.try_iter()?.map(|text| text.to_string()).collect(),
+        _ => Vec::new(),
+    };
+    let mut separators = separators.into_iter();
+    let comma = if indent.is_some() { "," } else { ", " };
+    let style = JsonStyle {
+        indent,
+        comma: separators.next().unwrap_or_else(|| comma.to_string()),
+        colon: separators.next().unwrap_or_else(|| ": ".to_string()),
+        sorted,
+    };
     let mut text = String::new();
-    write_json(subject, indent, 0, &mut text)?;
+    style.write(subject, 0, &mut text)?;
     Ok(text)
 }
 
-fn write_json(subject: &Value, indent: Option<usize>, depth: usize, text: &mut String) -> Result<(), Error> {
-    let new_line = |depth: usize, text: &mut String| {
-        if let Some(width) = indent {
+impl JsonStyle {
+    fn write(&self, subject: &Value, depth: usize, text: &mut String) -> Result<(), Error> {
+        match subject.kind() {
+            ValueKind::None => text.push_str("null"),
+            ValueKind::Bool => text.push_str(if subject.is_true() { "true" } else { "false" }),
+            ValueKind::Number => text.push_str(&subject.to_string()),
+            ValueKind::String => write_string(subject, text),
+            ValueKind::Seq | ValueKind::Iterable => {
+                self.write_items('[', ']', subject.try_iter()?, depth, text, |item, text| {
+                    self.write(&item, depth + 1, text)
+                })?;
+            }
+            ValueKind::Map => {
+                let mut keys: Vec<Value> = subject.try_iter()?.collect();
+                if self.sorted {
+                    keys.sort();
+                }
+                self.write_items('{', '}', keys.into_iter(), depth, text, |key, text| {
+                    write_string(&key, text);
+                    text.push_str(&self.colon);
+                    self.write(&subject.get_item(&key)?, depth + 1, text)
+                })?;
+            }
+            other => {
+                return Err(Error::new(
+                    ErrorKind::InvalidOperation,
+                    format!("a value of kind {other} is not JSON"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn write_items(
+        &self,
+        open: char,
+        close: char,
+        items: impl Iterator<Item = Value>,
+        depth: usize,
+        text: &mut String,
+        write: impl Fn(Value, &mut String) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        text.push(open);
+        let mut empty = true;
+        for item in items {
+            if !std::mem::take(&mut empty) {
+                text.push_str(&self.comma);
+            }
+            self.new_line(depth + 1, text);
+            write(item, text)?;
+        }
+        if !empty {
+            self.new_line(depth, text);
+        }
+        text.push(close);
+        Ok(())
+    }
+
+    fn new_line(&self, depth: usize, text: &mut String) {
+        if let Some(width) = self.indent {
             text.push('\n');
             text.extend(std::iter::repeat_n(' ', width * depth));
         }
-    };
-    let comma = if indent.is_some() { "," } else { ", " };
-    match subject.kind() {
-        ValueKind::None => text.push_str("null"),
-        ValueKind::Bool => text.push_str(if subject.is_true() { "true" } else { "false" }),
-        ValueKind::Number => text.push_str(&subject.to_string()),
-        ValueKind::String => write_string(subject, text),
-        ValueKind::Seq | ValueKind::Iterable => {
-            text.push('[');
-            let mut first = true;
-            for item in subject.try_iter()? {
-                if !std::mem::take(&mut first) {
-                    text.push_str(comma);
-                }
-                new_line(depth + 1, text);
-                write_json(&item, indent, depth + 1, text)?;
-            }
-            if !first {
-                new_line(depth, text);
-            }
-            text.push(']');
-        }
-        ValueKind::Map => {
-            text.push('{');
-            let mut first = true;
-            for key in subject.try_iter()? {
-                if !std::mem::take(&mut first) {
-                    text.push_str(comma);
-                }
-                new_line(depth + 1, text);
-                write_string(&key, text);
-                text.push_str(": ");
-                write_json(&subject.get_item(&key)?, indent, depth + 1, text)?;
-            }
-            if !first {
-                new_line(depth, text);
-            }
-            text.push('}');
-        }
-        other => {
-            return Err(Error::new(
-                ErrorKind::InvalidOperation,
-                format!("a value of kind {other} is not JSON"),
-            ));
-        }
     }
-    Ok(())
 }
 
 fn write_string(subject: &Value, text: &mut String) {

@@ -85,9 +85,21 @@ pub(super) struct Args {
     exit_with_stdin: bool,
 }
 
+/// A plan and the engine that it wants.
+pub(super) struct Prepared {
+    plan: RankManifest,
+    backend: &'static Backend,
+}
+
 impl Args {
-    pub(super) async fn run(self) -> anyhow::Result<()> {
+    /// What must be done while the process has one thread: exact mode sets an environment variable.
+    pub(super) fn prepare(&self) -> anyhow::Result<Prepared> {
         let plan = read_plan(&self.plan)?;
+        let backend = Backend::init(if plan.exact { Mode::Exact } else { Mode::Fast })?;
+        Ok(Prepared { plan, backend })
+    }
+
+    pub(super) async fn run(self, Prepared { plan, backend }: Prepared) -> anyhow::Result<()> {
         let files = RankFiles::new(&plan, self.rank, &self.dir)?;
         // Ports first: a port in use is told before anything is loaded.
         let listener = bind(self.listen).await?;
@@ -103,7 +115,6 @@ impl Args {
             None => listener.local_addr()?.to_string(),
         };
         let holder = keys.holder(uuid::Uuid::new_v4().to_string(), Link::Direct { address });
-        let backend = Backend::init(if plan.exact { Mode::Exact } else { Mode::Fast })?;
         tokio::task::spawn_blocking({
             let files = files.clone();
             move || files.verify()

@@ -2,5 +2,7 @@
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
 
 mod circle;
+mod equality;
 mod protocol;
+mod real;
 mod toy;

@@ -2,6 +2,7 @@
 
 use super::SamplerError;
 use super::ranking::Candidate;
+use super::{gbnf, schema};
 use crate::{Vocabulary, log};
 use kvasir_wire::frame::Grammar;
 use llama_cpp_sys_2 as sys;
@@ -33,18 +34,22 @@ pub(crate) struct TokenGrammar {
 #[allow(unsafe_code)]
 unsafe impl Send for TokenGrammar {}
 
-#[allow(unsafe_code)]
 impl TokenGrammar {
     pub(crate) fn new(grammar: &Grammar, vocabulary: &Vocabulary) -> Result<TokenGrammar, SamplerError> {
-        let text = match grammar {
-            Grammar::Gbnf(text) => text.clone(),
+        on_big_stack(|| match grammar {
+            Grammar::Gbnf(text) => TokenGrammar::of_text(text, vocabulary),
             Grammar::JsonSchema(schema) => {
-                llama_cpp_2::json_schema_to_grammar(schema).map_err(|error| SamplerError::Schema {
+                TokenGrammar::of_text(&of_schema(schema)?, vocabulary).map_err(|error| SamplerError::Schema {
                     detail: error.to_string(),
-                })?
+                })
             }
-        };
+        })
+    }
+
+    #[allow(unsafe_code)]
+    fn of_text(text: &str, vocabulary: &Vocabulary) -> Result<TokenGrammar, SamplerError> {
         let malformed = |detail: String| SamplerError::Grammar { detail };
+        gbnf::check(text, &|token| vocabulary.tokenize(token, false, true).len() == 1).map_err(malformed)?;
         let text = CString::new(text).map_err(|_| malformed("it holds a zero byte".to_owned()))?;
         // SAFETY: both strings are zero-terminated, and the wrapper catches llama.cpp's exceptions.
         let (pointer, said) = log::listen(|| unsafe {
@@ -57,6 +62,33 @@ impl TokenGrammar {
             data: Vec::new(),
         })
     }
+}
+
+/// The grammar of a JSON schema.
+fn of_schema(schema: &str) -> Result<String, SamplerError> {
+    let malformed = |detail: String| SamplerError::Schema { detail };
+    // serde_json also bounds the nesting, along which llama.cpp recurses
+    let parsed: serde_json::Value = serde_json::from_str(schema).map_err(|error| malformed(error.to_string()))?;
+    llama_cpp_2::json_schema_to_grammar(schema).map_err(|_| {
+        let other = "it asks for something that no grammar can express (a pattern, perhaps)";
+        malformed(schema::fault(&parsed).unwrap_or_else(|| other.to_owned()))
+    })
+}
+
+/// Runs `make` with room for llama.cpp's recursion along the rules of a grammar, which callers' threads don't have.
+fn on_big_stack<T: Send>(make: impl FnOnce() -> Result<T, SamplerError> + Send) -> Result<T, SamplerError> {
+    const STACK: usize = 64 << 20;
+    let failed = |detail: &str| SamplerError::Grammar {
+        detail: detail.to_owned(),
+    };
+    std::thread::scope(|scope| {
+        std::thread::Builder::new()
+            .stack_size(STACK)
+            .spawn_scoped(scope, make)
+            .map_err(|error| failed(&format!("no thread to read it: {error}")))?
+            .join()
+            .unwrap_or_else(|_| Err(failed("reading it failed")))
+    })
 }
 
 #[allow(unsafe_code)]

@@ -7,9 +7,11 @@
 
 mod chance;
 mod choice;
+mod gbnf;
 mod grammar;
 mod history;
 mod ranking;
+mod schema;
 
 pub use chance::uniform;
 
@@ -75,7 +77,7 @@ pub enum SamplerError {
 }
 
 impl SamplerError {
-    /// Stable PascalCase word for metrics, events and conditions.
+    /// Stable `PascalCase` word for metrics, events and conditions.
     pub fn reason(&self) -> &'static str {
         match self {
             SamplerError::Parameter { .. } | SamplerError::Token { .. } => "InvalidParameter",

@@ -201,3 +201,41 @@ fn free_bytes(folder: &Path) -> io::Result<u64> {
     let there = rustix::fs::statvfs(folder)?;
     Ok(there.f_bavail.saturating_mul(there.f_frsize))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b3_a_disk_that_fills_up_is_named_with_its_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("w.gguf");
+        let head = Head {
+            plan: String::new(),
+            validators: Vec::new(),
+        };
+        let partial = Partial {
+            journal: Journal::open(&target, head).unwrap().0,
+            // the kernel's own full disk
+            file: OpenOptions::new().write(true).open("/dev/full").unwrap(),
+            path: beside(&target, "part"),
+            target,
+            begun: false.into(),
+            made_up: Vec::new(),
+            missing: Vec::new(),
+            total: 0,
+        };
+        let piece = Piece {
+            part: 0,
+            offset: 0,
+            start: 0,
+            len: 5,
+        };
+        let error = partial.store(&piece, b"piece").unwrap_err();
+        assert!(
+            matches!(error, Error::NoSpace { needed: 5, free, .. } if free > 0),
+            "{error}"
+        );
+        assert!(!partial.begun.load(Ordering::Relaxed));
+    }
+}

@@ -156,12 +156,13 @@ impl HttpReader {
     async fn attempt(&self, part: &HttpPart, range: &Range<u64>) -> Result<Answer, Failure> {
         let led_to = part.seen().led_to.clone();
         if let Some(url) = led_to {
-            let (response, _) = self.follow(part, url, Some(range), false).await?;
-            if !response.status().is_client_error() || response.status() == StatusCode::TOO_MANY_REQUESTS {
-                return self.judge(part, response, range).await;
+            let followed = self.follow(part, url, Some(range), false).await;
+            let refused = |status: StatusCode| status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS;
+            match followed {
+                Ok((response, _)) if !refused(response.status()) => return self.judge(part, response, range).await,
+                // the signature ran out, or the server is gone: the origin knows another
+                _ => part.seen().led_to = None,
             }
-            // the signature ran out: the origin gives a new one
-            part.seen().led_to = None;
         }
         let (response, url) = self.follow(part, part.url.clone(), Some(range), true).await?;
         let answer = self.judge(part, response, range).await?;
@@ -204,7 +205,10 @@ impl HttpReader {
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok((response, url));
             }
-            let next = redirected(part, &url, &response)?;
+            let next = redirected(&url, text(response.headers(), &LOCATION)).map_err(|problem| Error::Redirect {
+                url: part.shown(),
+                problem,
+            })?;
             trusted &= next.origin() == part.url.origin();
             url = next;
         }
@@ -285,13 +289,11 @@ impl HttpPart {
         shown(&self.url)
     }
 
-    /// Counts a failure; an error when it was the last.
+    /// Counts a failure and waits before the next try; an error when it was the last.
     async fn wait(&self, tries: &mut Tries, told: Option<Duration>, cause: Cause) -> Result<(), Error> {
-        if tries.again(told).await {
-            return Ok(());
-        }
+        let pause = tries.failed(told);
         let (url, tries) = (self.shown(), tries.made());
-        Err(match cause {
+        let error = match cause {
             Cause::Network(source) => Error::Unreachable {
                 url,
                 tries,
@@ -303,7 +305,11 @@ impl HttpPart {
                 status: status.as_u16(),
                 tries,
             },
-        })
+        };
+        let Some(pause) = pause else { return Err(error) };
+        tracing::warn!(%error, ?pause, "trying again");
+        tokio::time::sleep(pause).await;
+        Ok(())
     }
 
     /// A 206 with the bytes that were asked for, or the first of them.
@@ -484,20 +490,14 @@ fn shown(url: &Url) -> String {
     format!("{}{}", url.origin().ascii_serialization(), url.path())
 }
 
-/// Where a redirect leads, if it may be followed.
-fn redirected(part: &HttpPart, from: &Url, response: &Response) -> Result<Url, Error> {
-    let refuse = |problem: String| Error::Redirect {
-        url: part.shown(),
-        problem,
-    };
-    let location = text(response.headers(), &LOCATION).ok_or_else(|| refuse("without saying where".into()))?;
-    let next = from
-        .join(location)
-        .map_err(|_| refuse("to something that is no address".into()))?;
+/// Where a redirect leads, if it may be followed; else why not.
+fn redirected(from: &Url, location: Option<&str>) -> Result<Url, String> {
+    let location = location.ok_or("without saying where")?;
+    let next = from.join(location).map_err(|_| "to something that is no address")?;
     match (from.scheme(), next.scheme()) {
-        ("https", "http") => Err(refuse(format!("from https to http, to {}: not followed", shown(&next)))),
+        ("https", "http") => Err(format!("from https to http, to {}: not followed", shown(&next))),
         (_, "http" | "https") => Ok(next),
-        (_, scheme) => Err(refuse(format!("to {scheme}: not followed"))),
+        (_, scheme) => Err(format!("to {scheme}: not followed")),
     }
 }
 
@@ -524,4 +524,43 @@ fn content_range(value: &str) -> Option<(Range<u64>, Option<u64>)> {
         Some(size.trim().parse().ok()?)
     };
     Some((first.trim().parse().ok()?..end, size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b6_tls_is_never_given_up() {
+        let from = Url::parse("https://host/a/m.gguf?token=secret").unwrap();
+        let leads = |location| redirected(&from, Some(location)).map(String::from);
+        for location in ["http://host/m.gguf?s=secret", "http://host:443/m.gguf", "HTTP://other/"] {
+            let problem = leads(location).unwrap_err();
+            assert!(
+                problem.contains("from https to http") && !problem.contains("secret"),
+                "{problem}"
+            );
+        }
+        assert_eq!(leads("https://cdn/x?s=1").unwrap(), "https://cdn/x?s=1");
+        assert_eq!(leads("//cdn/x").unwrap(), "https://cdn/x");
+        assert_eq!(leads("../b").unwrap(), "https://host/b");
+        assert!(leads("file:///etc/passwd").is_err());
+        assert!(redirected(&from, None).is_err());
+    }
+
+    #[test]
+    fn content_ranges_are_read_exactly() {
+        assert_eq!(content_range("bytes 0-9/100"), Some((0..10, Some(100))));
+        assert_eq!(content_range("bytes 5-5/*"), Some((5..6, None)));
+        for wrong in [
+            "bytes 0-9",
+            "0-9/100",
+            "bytes */100",
+            "bytes 0-18446744073709551615/5",
+            "bytes a-b/c",
+            "",
+        ] {
+            assert_eq!(content_range(wrong), None, "{wrong}");
+        }
+    }
 }

@@ -40,7 +40,7 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let asked = Arc::new(Mutex::new(Vec::new()));
-        let seen = Arc::clone(&asked);
+        let (seen, answer) = (Arc::clone(&asked), Arc::new(answer));
         let router = axum::Router::new().fallback(move |request: Request| {
             let asked = record(&request, &mut seen.lock().unwrap());
             let response = answer(&asked);

@@ -4,17 +4,15 @@ use std::cmp::Reverse;
 
 use super::{Line, Problem, Taken, Way};
 
-/// Ends to fill over all orders; one is some ten nanoseconds.
-const STEPS: usize = 1_500_000;
 /// Kinds of devices tried as the last rank of each order, the most promising ones.
 const LASTS: usize = 16;
 /// Orders tried at least, however long they are.
 const LEAST: usize = 8;
 
 /// The best way found: from orders that put the likely devices first, and then from exchanges in the best of them.
-pub(super) fn solve(problem: &Problem) -> Option<Way> {
+pub(super) fn solve(problem: &Problem, steps: usize) -> Option<Way> {
     let units: usize = problem.seats.iter().map(|seat| seat.count as usize).sum();
-    let tries = (STEPS / (units * problem.layers as usize).max(1)).max(LEAST);
+    let tries = (steps / (units * problem.layers as usize).max(1)).max(LEAST);
 
     let mut best: Option<(Way, Vec<usize>)> = None;
     let attempt = |order: Vec<usize>, best: &mut Option<(Way, Vec<usize>)>| {

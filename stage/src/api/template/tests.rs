@@ -183,6 +183,17 @@ fn tojson_indents_as_python_does() {
 }
 
 #[test]
+fn tojson_takes_pythons_separators_and_order() {
+    let template = compile("{{ messages[0] | tojson(separators=(',', ':'), sort_keys=true, ensure_ascii=false) }}");
+    let messages = vec![json!({"b": [1, 2], "a": "é"})];
+    let conversation = Conversation {
+        messages,
+        ..Conversation::default()
+    };
+    assert_eq!(template.render(&conversation).unwrap(), "{\"a\":\"é\",\"b\":[1,2]}");
+}
+
+#[test]
 fn generation_blocks_print_what_they_hold() {
     let source =
         "{% for message in messages %}{%- generation -%} {{ message.content }} {%- endgeneration -%}{% endfor %}";

@@ -4,6 +4,8 @@ use super::*;
 use crate::ring::handle::RingError;
 use futures::StreamExt;
 use secrecy::SecretString;
+use std::io::Write;
+use std::sync::Mutex;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
@@ -68,6 +70,23 @@ async fn d6_a_client_that_leaves_before_its_answer_frees_its_sequence() {
             "{metrics}"
         );
     }
+}
+
+#[tokio::test]
+async fn d6_a_client_that_does_not_read_is_given_up() {
+    let mut setup = Setup::new(Script::Endless);
+    setup.config.stalled_after = Duration::from_millis(50);
+    setup.ring.context_length = 1_000_000;
+    let server = setup.start().await;
+    let connection = connection(&server, &chat(json!({"stream": true, "max_tokens": 900_000}))).await;
+    server.begun().await;
+    server.idle().await;
+    let metrics = server.get("/metrics").await.text().await.unwrap();
+    assert!(
+        metrics.contains("kvasir_api_dropped_total{reason=\"ClientStalled\"} 1\n"),
+        "{metrics}"
+    );
+    drop(connection);
 }
 
 #[tokio::test]
@@ -279,4 +298,46 @@ async fn shutdown_lets_answers_in_progress_end() {
             .await
             .is_err()
     );
+}
+
+/// What is logged, for all to read.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_request_is_one_line_in_the_log_without_texts_queries_or_keys() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(move || writer.clone())
+        .with_ansi(false);
+    let _guard = tracing::subscriber::set_default(subscriber.with_max_level(tracing::Level::TRACE).finish());
+    let server = guarded().await;
+    let body = chat(json!({"messages": [{"role": "user", "content": "whispered"}]}));
+    let request = server
+        .post(&format!("{CHAT}?api_key=inquery"), &body)
+        .bearer_auth("sesame");
+    assert_eq!(request.send().await.unwrap().status(), 200);
+    server.idle().await;
+    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let ours: Vec<&str> = text.lines().filter(|line| line.contains("kvasir_stage::api")).collect();
+    let requests: Vec<&&str> = ours
+        .iter()
+        .filter(|line| line.contains("request method=POST path=/v1/chat/completions code=200"))
+        .collect();
+    assert_eq!(requests.len(), 1, "{text}");
+    for secret in ["whispered", "inquery", "sesame"] {
+        assert!(ours.iter().all(|line| !line.contains(secret)), "{secret} in {text}");
+    }
 }

@@ -122,10 +122,10 @@ async fn c1_comments_keep_the_connection_while_the_prompt_is_computed() {
 
 #[tokio::test]
 async fn a_failure_before_the_first_token_has_a_status_of_its_own() {
-    let lost = RingError::StageLost {
+    let loss = RingError::StageLost {
         detail: "rank 2".into(),
     };
-    let server = start(Script::Fail(Vec::new(), lost)).await;
+    let server = start(Script::Fail(Vec::new(), loss)).await;
     for stream in [true, false] {
         let (status, body) = server.chat(json!({"stream": stream})).await;
         assert_eq!((status, error(&body).2), (503, Some("stage_lost")));
@@ -135,10 +135,10 @@ async fn a_failure_before_the_first_token_has_a_status_of_its_own() {
 
 #[tokio::test]
 async fn a_failure_after_the_first_token_is_an_event_and_the_end() {
-    let lost = RingError::StageLost {
+    let loss = RingError::StageLost {
         detail: "rank 2".into(),
     };
-    let server = start(Script::Fail(b"ab".to_vec(), lost)).await;
+    let server = start(Script::Fail(b"ab".to_vec(), loss)).await;
     let events = server
         .events(CHAT, chat(json!({"stream_options": {"include_usage": true}})))
         .await;

@@ -1,0 +1,118 @@
+//! In exact mode a token's logits don't depend on what else is in its batch, to the bit.
+
+mod support;
+
+use kvasir_engine::{Backend, CacheType, EngineError, Mode, Output, Whole, WindowOptions};
+use support::{Chain, GEMMA, SMOLLM, assert_same_bits, logits, model, span, tokens};
+
+fn options() -> WindowOptions {
+    WindowOptions {
+        context_length: 640,
+        sequences: 4,
+        max_rows: 128,
+        threads: 2,
+        output: Output::Logits { max_rows: 8 },
+        exact: true,
+        ..WindowOptions::default()
+    }
+}
+
+const LENGTH: usize = 90;
+
+fn logits_do_not_depend_on_the_batch(name: &str, cuts: &[u32]) {
+    let backend = Backend::init(Mode::Exact).unwrap();
+    let path = model(name);
+    let mut whole = Whole::load(backend, &path, &options()).unwrap();
+    let text = tokens(&whole.vocabulary().unwrap(), 4 * LENGTH);
+    let rows = [0, 1, 30, 61, LENGTH as u32 - 1];
+
+    // one batch
+    let together = logits(&mut whole, &[span(0, 0, LENGTH as u32)], &text[..LENGTH], &rows);
+    // one by one
+    whole.clear(0);
+    let mut alone = Vec::new();
+    for (position, &token) in (0..).zip(&text[..LENGTH]) {
+        let one = logits(&mut whole, &[span(0, position, 1)], &[token], &[0]);
+        if rows.contains(&position) {
+            alone.extend(one);
+        }
+    }
+    assert_same_bits(&together, &alone, "one batch, and one by one");
+
+    // among other sequences, in slices of other lengths, in another slot, cut into windows
+    let mut chain = Chain::load(backend, &path, cuts, &options());
+    chain.logits(&[span(0, 0, 33)], &text[LENGTH..LENGTH + 33], &[]);
+    let mut among = Vec::new();
+    let mut position = 0;
+    for (turn, count) in [1_u32, 1, 29, 31, 28].into_iter().enumerate() {
+        let of = |sequence: usize| {
+            let start = sequence * LENGTH + position as usize;
+            &text[start..start + count as usize]
+        };
+        let others = if turn % 2 == 0 { vec![1, 3] } else { vec![1] };
+        let (mut spans, mut fed) = (vec![span(2, position, count)], of(0).to_vec());
+        for other in others {
+            spans.push(span(other, chain.windows[0].held(other), count));
+            fed.extend_from_slice(of(other as usize));
+        }
+        among.extend(chain.logits(&spans, &fed, &[count - 1]));
+        position += count;
+    }
+    assert_same_bits(&together, &among, "alone, and among others in windows");
+}
+
+#[test]
+fn logits_of_smollm2_do_not_depend_on_the_batch() {
+    logits_do_not_depend_on_the_batch(SMOLLM, &[10, 20]);
+}
+
+#[test]
+fn logits_of_gemma3_do_not_depend_on_the_batch() {
+    logits_do_not_depend_on_the_batch(GEMMA, &[9]);
+}
+
+#[test]
+fn nor_do_they_beyond_a_sliding_window() {
+    let backend = Backend::init(Mode::Exact).unwrap();
+    let mut whole = Whole::load(backend, &model(GEMMA), &options()).unwrap();
+    let text = tokens(&whole.vocabulary().unwrap(), 620);
+    let mut run = |slot: u32, slices: &[u32]| {
+        let mut position = 0;
+        let mut last = Vec::new();
+        for &count in slices {
+            let fed = &text[position as usize..(position + count) as usize];
+            last = logits(&mut whole, &[span(slot, position, count)], fed, &[count - 1]);
+            position += count;
+        }
+        assert_eq!(position, 620);
+        last
+    };
+    let long = run(0, &[128, 128, 128, 128, 108]);
+    let short = run(1, &[100, 3, 100, 7, 100, 100, 100, 100, 9, 1]);
+    assert_same_bits(&long, &short, "after 620 positions, of which a layer sees 512");
+}
+
+#[test]
+fn a_quantised_cache_is_refused() {
+    let backend = Backend::init(Mode::Exact).unwrap();
+    let options = WindowOptions {
+        cache_type: CacheType::Q8_0,
+        ..options()
+    };
+    assert!(matches!(
+        Whole::load(backend, &model(SMOLLM), &options),
+        Err(EngineError::ExactCache)
+    ));
+}
+
+#[test]
+fn a_process_in_exact_mode_also_runs_other_windows() {
+    let backend = Backend::init(Mode::Fast).unwrap();
+    Backend::init(Mode::Exact).unwrap_or(backend);
+    let options = WindowOptions {
+        exact: false,
+        cache_type: CacheType::Q8_0,
+        ..options()
+    };
+    Whole::load(backend, &model(SMOLLM), &options).unwrap();
+}
