@@ -1,0 +1,324 @@
+//! `kvasir chat`: talks to an OpenAI-compatible endpoint from the terminal, word by word.
+
+use std::{
+    io::{IsTerminal, Write},
+    time::Duration,
+};
+
+use anyhow::{Context, bail, ensure};
+use reqwest::{RequestBuilder, Response, Url};
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+
+/// An answer's line longer than this is refused.
+const MAX_LINE: usize = 1 << 20;
+
+/// An endpoint that says nothing for so long, not even that it is alive, is given up.
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// Chat with a ring. Without a prompt, and with a terminal: a conversation; Ctrl-C stops an answer, Ctrl-D ends.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "KVASIR_API_KEY in the environment is sent as the API key.")]
+pub struct Chat {
+    /// Where the API listens
+    #[arg(long, env = "KVASIR_URL", default_value = "http://127.0.0.1:8080")]
+    url: Url,
+    /// Model to ask for; the endpoint's first when absent
+    #[arg(long, env = "KVASIR_MODEL")]
+    model: Option<String>,
+    /// System prompt
+    #[arg(long, env = "KVASIR_SYSTEM")]
+    system: Option<String>,
+    /// Tokens that an answer may have at most
+    #[arg(long, env = "KVASIR_MAX_TOKENS")]
+    max_tokens: Option<u32>,
+    /// 0 always takes the likeliest token
+    #[arg(long, env = "KVASIR_TEMPERATURE")]
+    temperature: Option<f32>,
+    /// One question: its answer goes to stdout. Read from stdin when that is no terminal
+    prompt: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Message {
+    role: &'static str,
+    content: String,
+}
+
+#[derive(Serialize)]
+struct Question<'a> {
+    model: &'a str,
+    messages: &'a [Message],
+    stream: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    temperature: Option<f32>,
+}
+
+#[derive(Deserialize)]
+struct Models {
+    data: Vec<Model>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    id: String,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Chunk {
+    Error { error: ApiError },
+    Delta { choices: Vec<Choice> },
+}
+
+#[derive(Deserialize)]
+struct ApiError {
+    message: String,
+}
+
+#[derive(Deserialize)]
+struct Refusal {
+    error: ApiError,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    delta: Delta,
+}
+
+#[derive(Deserialize)]
+struct Delta {
+    content: Option<String>,
+}
+
+impl Chat {
+    /// Runs the command.
+    pub async fn run(self) -> anyhow::Result<()> {
+        let endpoint = Endpoint::new(&self.url)?;
+        let model = match &self.model {
+            Some(model) => model.clone(),
+            None => endpoint.first_model().await?,
+        };
+        let mut messages: Vec<Message> = self
+            .system
+            .iter()
+            .map(|content| Message {
+                role: "system",
+                content: content.clone(),
+            })
+            .collect();
+        let prompt = match self.prompt.clone() {
+            None if !std::io::stdin().is_terminal() => {
+                let mut prompt = String::new();
+                tokio::io::stdin()
+                    .read_to_string(&mut prompt)
+                    .await
+                    .context("can't read the prompt from stdin")?;
+                Some(prompt)
+            }
+            prompt => prompt,
+        };
+        if let Some(content) = prompt {
+            ensure!(
+                !content.trim().is_empty(),
+                "the prompt is empty: give one as argument or on stdin"
+            );
+            messages.push(Message { role: "user", content });
+            return self.ask(&endpoint, &model, &messages).await.map(drop);
+        }
+        let mut lines = BufReader::new(tokio::io::stdin()).lines();
+        loop {
+            print("> ")?;
+            let Some(content) = lines.next_line().await? else { break };
+            if content.trim().is_empty() {
+                continue;
+            }
+            messages.push(Message { role: "user", content });
+            let answer = tokio::select! {
+                answer = self.ask(&endpoint, &model, &messages) => answer?,
+                _ = tokio::signal::ctrl_c() => {
+                    messages.pop();
+                    print("\n")?;
+                    continue;
+                }
+            };
+            messages.push(Message {
+                role: "assistant",
+                content: answer,
+            });
+        }
+        print("\n")
+    }
+
+    /// Prints the answer as it comes, and returns it. Dropping the future closes the connection, which cancels it.
+    async fn ask(&self, endpoint: &Endpoint, model: &str, messages: &[Message]) -> anyhow::Result<String> {
+        let (max_tokens, temperature) = (self.max_tokens, self.temperature);
+        let question = Question {
+            model,
+            messages,
+            stream: true,
+            max_tokens,
+            temperature,
+        };
+        let request = endpoint
+            .http
+            .post(endpoint.path("v1/chat/completions")?)
+            .json(&question);
+        let mut response = endpoint.send(request).await?;
+        let (mut events, mut answer) = (Events::default(), String::new());
+        loop {
+            let Some(bytes) = response.chunk().await.map_err(broken_off)? else {
+                bail!("the answer broke off")
+            };
+            for event in events.feed(&bytes)? {
+                if event == "[DONE]" {
+                    print("\n")?;
+                    return Ok(answer);
+                }
+                match serde_json::from_str(&event).context("the endpoint sent an event that is no chat chunk")? {
+                    Chunk::Error { error } => bail!("the endpoint stopped the answer: {}", error.message),
+                    Chunk::Delta { choices } => {
+                        for content in choices.into_iter().filter_map(|choice| choice.delta.content) {
+                            print(&content)?;
+                            answer.push_str(&content);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+struct Endpoint {
+    http: reqwest::Client,
+    url: Url,
+    key: Option<SecretString>,
+}
+
+impl Endpoint {
+    fn new(url: &Url) -> anyhow::Result<Self> {
+        let key = std::env::var("KVASIR_API_KEY").ok().map(SecretString::from);
+        Ok(Endpoint {
+            http: crate::http_client(url, SILENCE)?,
+            url: url.clone(),
+            key,
+        })
+    }
+
+    fn path(&self, path: &str) -> anyhow::Result<Url> {
+        let mut url = self.url.clone();
+        url.path_segments_mut()
+            .map_err(|()| anyhow::anyhow!("{} is not an http or https URL", self.url))?
+            .pop_if_empty()
+            .extend(path.split('/'));
+        Ok(url)
+    }
+
+    async fn first_model(&self) -> anyhow::Result<String> {
+        let response = self.send(self.http.get(self.path("v1/models")?)).await?;
+        let models: Models = response.json().await.map_err(broken_off)?;
+        let first = models.data.into_iter().next();
+        first
+            .map(|model| model.id)
+            .context("the endpoint serves no model: name one with --model")
+    }
+
+    async fn send(&self, mut request: RequestBuilder) -> anyhow::Result<Response> {
+        if let Some(key) = &self.key {
+            request = request.bearer_auth(key.expose_secret());
+        }
+        let response = request
+            .send()
+            .await
+            .map_err(reqwest::Error::without_url)
+            .with_context(|| {
+                format!(
+                    "nothing answers at {}: is the ring up? (`kvasir up RING.yaml`)",
+                    self.url
+                )
+            })?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let said = response
+            .json::<Refusal>()
+            .await
+            .map(|refusal| format!(": {}", refusal.error.message));
+        bail!("the endpoint refuses with status {status}{}", said.unwrap_or_default())
+    }
+}
+
+fn broken_off(error: reqwest::Error) -> anyhow::Error {
+    anyhow::Error::new(error.without_url()).context("the answer broke off")
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Server-sent events out of pieces of a body: the data of each event, in order.
+#[derive(Default)]
+struct Events {
+    pending: Vec<u8>,
+    data: Vec<String>,
+}
+
+impl Events {
+    fn feed(&mut self, bytes: &[u8]) -> anyhow::Result<Vec<String>> {
+        let mut events = Vec::new();
+        self.pending.extend_from_slice(bytes);
+        while let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.pending.drain(..=end).collect();
+            let line = std::str::from_utf8(&line).context("the endpoint sent text that is not UTF-8")?;
+            let line = line.trim_end_matches(['\r', '\n']);
+            if line.is_empty() && !self.data.is_empty() {
+                events.push(std::mem::take(&mut self.data).join("\n"));
+            } else if let Some(data) = line.strip_prefix("data:") {
+                self.data.push(data.strip_prefix(' ').unwrap_or(data).to_owned());
+            }
+        }
+        ensure!(
+            self.pending.len() <= MAX_LINE,
+            "the endpoint sent a line of more than {MAX_LINE} bytes"
+        );
+        Ok(events)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_whole_however_the_body_is_cut() {
+        let body = ": alive\r\n\r\ndata: {\"a\":\"ü\"}\r\n\r\nevent: x\ndata:one\ndata: two\n\ndata: [DONE]\n\n";
+        for cut in 0..=body.len() {
+            let mut events = Events::default();
+            let mut seen = events.feed(&body.as_bytes()[..cut]).unwrap();
+            seen.extend(events.feed(&body.as_bytes()[cut..]).unwrap());
+            assert_eq!(seen, ["{\"a\":\"ü\"}", "one\ntwo", "[DONE]"], "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused() {
+        let mut events = Events::default();
+        assert!(events.feed(&vec![b'x'; MAX_LINE]).unwrap().is_empty());
+        assert!(events.feed(b"x").unwrap_err().to_string().contains("more than"));
+    }
+
+    #[test]
+    fn an_error_event_is_told_from_a_delta() {
+        let error: Chunk = serde_json::from_str(r#"{"error":{"message":"the ring lost a stage"}}"#).unwrap();
+        assert!(matches!(error, Chunk::Error { error } if error.message == "the ring lost a stage"));
+        let delta: Chunk = serde_json::from_str(r#"{"choices":[{"index":0,"delta":{"content":"hi"}}]}"#).unwrap();
+        assert!(matches!(delta, Chunk::Delta { choices } if choices[0].delta.content.as_deref() == Some("hi")));
+    }
+}

@@ -1,0 +1,108 @@
+//! How a command fails: one clear line, what caused it below, and an exit code.
+
+use std::process::ExitCode;
+
+/// Exit code of a wrong command line or Ring.
+pub const USAGE: u8 = 2;
+/// Exit code when a stage of a running ring was lost.
+pub const STAGE_LOST: u8 = 3;
+/// Exit code when a command was interrupted before it was done.
+pub const INTERRUPTED: u8 = 130;
+
+/// The exit codes, for `--help`.
+pub const EXIT_CODES: &str = "\
+Exit codes: 0 done, 1 failed, 2 the command line or the Ring is wrong, 3 a stage was lost, 130 interrupted";
+
+/// A stage of a running ring ended by itself.
+#[derive(Debug, thiserror::Error)]
+#[error("the ring lost {stage}; its log is {log}")]
+pub struct StageLost {
+    /// rank, layers, and how it ended
+    pub stage: String,
+    /// path of its log file
+    pub log: String,
+}
+
+/// Ctrl-C or SIGTERM came before the command was done.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub struct Interrupted;
+
+/// Says on stderr what went wrong, and returns the exit code for it.
+pub fn tell(error: &anyhow::Error) -> ExitCode {
+    if reader_is_gone(error) {
+        return ExitCode::SUCCESS;
+    }
+    eprint!("{}", text(error));
+    let code = if error.is::<kvasir_api::Error>() {
+        USAGE
+    } else if error.is::<StageLost>() {
+        STAGE_LOST
+    } else if error.is::<Interrupted>() {
+        INTERRUPTED
+    } else {
+        1
+    };
+    code.into()
+}
+
+/// `kvasir … | head`: nobody wants the rest of the output.
+fn reader_is_gone(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<std::io::Error>();
+    io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// `error: what`, then a line for each cause; a cause of several lines stays indented.
+fn text(error: &anyhow::Error) -> String {
+    let mut text = format!("error: {error}\n");
+    let mut said = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if cause != said {
+            text.extend(["  because: ", &cause.replace('\n', "\n           "), "\n"]);
+        }
+        said = cause;
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn the_causes_follow_the_line_that_says_what_failed() {
+        let error = anyhow::anyhow!("spec.a: unknown\nspec.b: missing").context("ring.yaml is wrong");
+        assert_eq!(
+            text(&error),
+            "error: ring.yaml is wrong\n  because: spec.a: unknown\n           spec.b: missing\n"
+        );
+    }
+
+    #[test]
+    fn a_cause_that_repeats_its_error_is_told_once() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("no such file")]
+        struct Wrapped(#[source] std::io::Error);
+        let error = anyhow::Error::new(Wrapped(std::io::Error::other("no such file")));
+        assert_eq!(text(&error), "error: no such file\n");
+    }
+
+    #[test]
+    fn exit_codes_tell_failures_apart() {
+        let code = |error: anyhow::Error| format!("{:?}", tell(&error));
+        let of = |code: u8| format!("{:?}", ExitCode::from(code));
+        let lost = StageLost {
+            stage: "rank 1".to_owned(),
+            log: "log".to_owned(),
+        };
+        assert_eq!(code(anyhow::Error::new(lost).context("up")), of(STAGE_LOST));
+        assert_eq!(code(Interrupted.into()), of(INTERRUPTED));
+        let ring: anyhow::Result<kvasir_api::Ring> = kvasir_api::from_yaml("kind: Pod").context("x.yaml");
+        assert_eq!(code(ring.unwrap_err()), of(USAGE));
+        assert_eq!(code(anyhow::anyhow!("other")), of(1));
+        let pipe = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        assert_eq!(code(pipe.into()), of(0));
+    }
+}

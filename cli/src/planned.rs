@@ -1,0 +1,298 @@
+//! A Ring from its file, planned for this machine: the Ring is read, the model's prefix is read, nothing is started.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, bail, ensure};
+use kvasir_api::{Ring, RingSpec};
+use kvasir_gguf::{ModelSource, source};
+use kvasir_plan::{
+    BoundaryType, CacheType, Device, LayerRange, MarketTerms, ModelProfile, Placement, Plan, RankManifest, Request,
+    Window, WindowHolder, plan,
+};
+use secrecy::SecretString;
+
+use crate::table;
+
+/// Where tokens for sources come from, for `--help`.
+pub const TOKEN_HELP: &str = "\
+KVASIR_SOURCE_TOKEN in the environment (for Hugging Face, HF_TOKEN too) is sent to the model's source as bearer token.";
+
+/// What the planner is told of a stage on this machine. Stages that share a machine are alike, so only ratios matter.
+const DECODE: u64 = 20_000_000_000;
+const PREFILL: u64 = 200_000_000_000;
+const LOOPBACK_LATENCY: Duration = Duration::from_micros(20);
+const LOOPBACK_BANDWIDTH: u64 = 5_000_000_000;
+
+/// Name of this machine where the Ring has no pools.
+const HERE: &str = "local";
+
+/// Which Ring, and into how many stages.
+#[derive(Clone, Debug, clap::Args)]
+pub struct RingArgs {
+    /// Ring manifest
+    #[arg(value_name = "RING.yaml")]
+    pub file: PathBuf,
+    /// Stages to cut the model into, alike in bytes; the Ring's windows or pools decide when absent
+    #[arg(long, env = "KVASIR_STAGES", value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub stages: Option<u32>,
+}
+
+/// A Ring and its plan.
+#[derive(Debug)]
+pub struct Planned {
+    /// where the model is
+    pub source: ModelSource,
+    /// what the model looks like
+    pub profile: ModelProfile,
+    /// who holds what
+    pub plan: Plan,
+    /// the plan as stages read it: epoch 0, no holders
+    pub manifest: RankManifest,
+}
+
+impl RingArgs {
+    /// Reads the Ring.
+    pub fn read(&self) -> anyhow::Result<Ring> {
+        let path = self.file.display();
+        let text = std::fs::read_to_string(&self.file).with_context(|| format!("can't read the Ring {path}"))?;
+        kvasir_api::from_yaml(&text).with_context(|| format!("{path} is no Ring that can be used: correct it"))
+    }
+
+    /// Reads the model's prefix and plans the Ring onto this machine.
+    pub async fn plan(&self, ring: &Ring) -> anyhow::Result<Planned> {
+        let source = source_of(&ring.spec)?;
+        let reader = source::open(&source, &access(&source))?;
+        let model = source::read_model(&*reader, &[]).await?;
+        let profile = ModelProfile::of(&model).context("the model can't be planned")?;
+        let request = self.request(&ring.spec, &profile)?;
+        let devices = devices(&ring.spec, &request, memory())?;
+        let plan = plan(&profile, &devices, &request).context("the Ring can't be planned onto this machine")?;
+        let name = ring.metadata.name.as_deref().unwrap_or_default();
+        let manifest = plan.manifest(name, &ring.spec.model.name);
+        Ok(Planned {
+            source,
+            profile,
+            plan,
+            manifest,
+        })
+    }
+
+    fn request(&self, spec: &RingSpec, profile: &ModelProfile) -> anyhow::Result<Request> {
+        let market = spec.market();
+        let terms = MarketTerms {
+            max_layers: market.max_layers.try_into()?,
+            max_window_bytes: kvasir_api::bytes(&market.max_window_bytes)?,
+        };
+        let windows = match self.stages {
+            Some(stages) => {
+                let bytes: Vec<u64> = profile.layers.iter().map(|layer| layer.bytes).collect();
+                let windows = even_windows(&bytes, profile.last_start, stages)?;
+                windows
+                    .into_iter()
+                    .map(|layers| Window {
+                        layers,
+                        holder: WindowHolder::Any,
+                    })
+                    .collect()
+            }
+            None => spec.windows.iter().map(window).collect::<anyhow::Result<_>>()?,
+        };
+        Ok(Request {
+            context_length: spec.context_length.try_into()?,
+            sequences: spec.sequences.try_into()?,
+            cache_type: match spec.cache_type {
+                kvasir_api::CacheType::F16 => CacheType::F16,
+                kvasir_api::CacheType::Q8_0 => CacheType::Q8_0,
+            },
+            boundary_type: match spec.boundary_type() {
+                kvasir_api::BoundaryType::F32 => BoundaryType::F32,
+                kvasir_api::BoundaryType::Bf16 => BoundaryType::Bf16,
+                kvasir_api::BoundaryType::Q8_0 => BoundaryType::Q8_0,
+            },
+            exact: spec.exact,
+            trusted_ends: market.trusted_ends,
+            market: (terms.max_layers > 0).then_some(terms),
+            windows,
+            ..Request::default()
+        })
+    }
+}
+
+fn window(window: &kvasir_api::Window) -> anyhow::Result<Window> {
+    Ok(Window {
+        layers: LayerRange {
+            start: window.layers.start.try_into()?,
+            end: window.layers.end.try_into()?,
+        },
+        holder: match &window.pool {
+            Some(pool) => WindowHolder::Device(pool.clone()),
+            None if window.open => WindowHolder::Open,
+            None => WindowHolder::Any,
+        },
+    })
+}
+
+/// Cuts layers of so many bytes into `stages` windows that are as alike as whole layers allow; the last one starts at
+/// `last_start` or before.
+fn even_windows(bytes: &[u64], last_start: u32, stages: u32) -> anyhow::Result<Vec<LayerRange>> {
+    let most = last_start + 1;
+    ensure!(
+        stages <= most,
+        "the model can be cut into {most} stages at most, not {stages}: lower --stages"
+    );
+    let sums = bytes.iter().scan(0, |sum, layer| {
+        *sum += u128::from(*layer);
+        Some(*sum)
+    });
+    let before: Vec<u128> = std::iter::once(0).chain(sums).collect();
+    let total = before[bytes.len()];
+    let mut cuts = vec![0];
+    for stage in 1..stages {
+        let (earliest, latest) = (cuts[cuts.len() - 1] + 1, most + stage - stages);
+        let off = |cut: &u32| (before[*cut as usize] * u128::from(stages)).abs_diff(total * u128::from(stage));
+        // The range holds a layer: each cut left one for every cut after it.
+        cuts.extend((earliest..=latest).min_by_key(off));
+    }
+    cuts.push(bytes.len() as u32);
+    Ok(cuts
+        .windows(2)
+        .map(|ends| LayerRange {
+            start: ends[0],
+            end: ends[1],
+        })
+        .collect())
+}
+
+/// The Ring's pools as if they were here, or this machine where there are none.
+fn devices(spec: &RingSpec, request: &Request, memory: u64) -> anyhow::Result<Vec<Device>> {
+    let device = |name: &str, max_stages, memory| Device {
+        name: name.to_owned(),
+        placement: Placement::Inside,
+        max_stages,
+        memory,
+        decode: DECODE,
+        prefill: PREFILL,
+        latency: LOOPBACK_LATENCY,
+        bandwidth: LOOPBACK_BANDWIDTH,
+    };
+    if spec.pools.is_empty() {
+        return Ok(vec![device(HERE, request.windows.len().max(1).try_into()?, memory)]);
+    }
+    spec.pools
+        .iter()
+        .map(|pool| {
+            let budget = kvasir_api::bytes(&pool.memory).with_context(|| format!("pool {}", pool.name))?;
+            Ok(device(&pool.name, pool.max_stages.try_into()?, budget))
+        })
+        .collect()
+}
+
+fn source_of(spec: &RingSpec) -> anyhow::Result<ModelSource> {
+    let source = &spec.model.source;
+    Ok(if let Some(hub) = &source.hugging_face {
+        let (repo, file, revision) = (hub.repo.clone(), hub.file.clone(), hub.revision.clone());
+        ModelSource::HuggingFace { repo, file, revision }
+    } else if let Some(http) = &source.http {
+        ModelSource::Http { url: http.url.clone() }
+    } else if let Some(file) = &source.file {
+        ModelSource::File {
+            path: file.path.clone().into(),
+        }
+    } else {
+        bail!("the model lies on a volume, which only a cluster has: name it with source.file to run it here")
+    })
+}
+
+/// How the source is reached: its token comes from the environment.
+pub fn access(source: &ModelSource) -> source::Access {
+    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let hub = matches!(source, ModelSource::HuggingFace { .. });
+    let token = variable("KVASIR_SOURCE_TOKEN").or_else(|| variable("HF_TOKEN").filter(|_| hub));
+    source::Access {
+        token: token.map(SecretString::from),
+        ..source::Access::default()
+    }
+}
+
+/// Bytes of memory that new processes here can have: what the system has free, or what is left of a control group's
+/// limit. No bound where the system doesn't say.
+pub fn memory() -> u64 {
+    let free = std::fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| available(&text));
+    let number = |path: &str| {
+        std::fs::read_to_string(Path::new("/sys/fs/cgroup").join(path))
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
+    };
+    let left = number("memory.max").map(|limit: u64| limit.saturating_sub(number("memory.current").unwrap_or(0)));
+    free.into_iter().chain(left).min().unwrap_or(i64::MAX as u64)
+}
+
+fn available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim()
+        .strip_suffix("kB")?
+        .trim()
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(1024)
+}
+
+impl Planned {
+    /// What to say when all stages together need more memory than this machine has left.
+    pub fn memory_warning(&self) -> Option<String> {
+        let needed: u64 = self.manifest.ranks.iter().map(|rank| rank.memory).sum();
+        let free = memory();
+        (needed > free).then(|| {
+            let (needed, free) = (table::bytes(needed), table::bytes(free));
+            format!("warning: all stages together need {needed} of memory, this machine has {free} free")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_memory_is_read_off_the_systems_table() {
+        let text = "MemTotal:       16316412 kB\nMemFree:         1 kB\nMemAvailable:    9000000 kB\n";
+        assert_eq!(available(text), Some(9_000_000 * 1024));
+        assert_eq!(available("MemTotal: 1 kB\n"), None);
+    }
+
+    fn cut(bytes: &[u64], last_start: u32, stages: u32) -> Vec<(u32, u32)> {
+        let windows = even_windows(bytes, last_start, stages).unwrap();
+        windows.iter().map(|window| (window.start, window.end)).collect()
+    }
+
+    #[test]
+    fn windows_are_alike_in_bytes() {
+        assert_eq!(cut(&[10; 30], 29, 3), [(0, 10), (10, 20), (20, 30)]);
+        assert_eq!(cut(&[10; 30], 29, 1), [(0, 30)]);
+        assert_eq!(cut(&[30, 10, 10, 10, 30], 4, 3), [(0, 1), (1, 4), (4, 5)]);
+    }
+
+    #[test]
+    fn every_window_has_a_layer_and_the_last_one_those_it_needs() {
+        assert_eq!(cut(&[1, 1, 1, 100], 3, 4), [(0, 1), (1, 2), (2, 3), (3, 4)]);
+        assert_eq!(cut(&[100, 1, 1, 1], 3, 4), [(0, 1), (1, 2), (2, 3), (3, 4)]);
+        assert_eq!(cut(&[1, 1, 1, 100], 2, 3), [(0, 1), (1, 2), (2, 4)]);
+        let error = even_windows(&[1; 4], 2, 4).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the model can be cut into 3 stages at most, not 4: lower --stages"
+        );
+    }
+
+    #[test]
+    fn bytes_beyond_64_bits_add_up() {
+        assert_eq!(cut(&[u64::MAX; 4], 3, 2), [(0, 2), (2, 4)]);
+    }
+}
