@@ -88,7 +88,10 @@ fn completion(extra: Value) -> Value {
 }
 
 fn with(mut body: Value, extra: Value) -> Value {
-    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    let Value::Object(extra) = extra else {
+        panic!("not fields: {extra}")
+    };
+    body.as_object_mut().unwrap().extend(extra);
     body
 }
 
