@@ -56,12 +56,14 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
     /// Writes until the edge ends, and says why.
     async fn write(mut self) -> EdgeError {
         loop {
+            // Before the outbox is looked at: what was sent before the edge closed is in it then.
+            let closing = self.link.closing.is_cancelled();
             let finished = match self.fill() {
                 Ok(finished) => finished,
                 Err(cause) => return cause,
             };
             if self.sealed.is_empty() {
-                if self.link.closing.is_cancelled() {
+                if closing {
                     // The peer sees the end either way.
                     let _ = self.stream.shutdown().await;
                     return EdgeError::Closed;
