@@ -5,7 +5,8 @@
 //! holds).
 //!
 //! The rules live in the schema, as limits and CEL expressions, so that the API server and [`from_yaml`] give the same
-//! answer. What needs the model's block count (do the windows cover it?) is the planner's to say.
+//! answer. What needs the model's block count (do the windows cover it?) is the planner's to say, which is asked through
+//! [`RingSpec::request`] and [`RingSpec::devices`].
 
 // KubeSchema copies each struct, visibility and all, into a function body.
 #![allow(unreachable_pub)]
@@ -15,6 +16,7 @@ mod document;
 mod endpoint;
 mod market;
 mod model;
+mod planning;
 mod pool;
 mod quantity;
 mod ring;

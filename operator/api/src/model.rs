@@ -58,7 +58,7 @@ pub struct HuggingFaceSource {
     pub repo: String,
     /// Path of the GGUF in the repository.
     #[schemars(length(min = 1, max = 1024))]
-    #[x_kube(validation = Rule::new("!self.startsWith('/') && !self.split('/').exists(s, s == '..' || s == '')")
+    #[x_kube(validation = Rule::new("!self.matches('(^|/)([.][.])?(/|$)')")
         .message("file must be a path inside the repository"))]
     pub file: String,
     /// Branch, tag or commit.
@@ -87,7 +87,7 @@ pub struct ClaimSource {
     pub claim_name: String,
     /// Path of the GGUF from the volume's root.
     #[schemars(length(min = 1, max = 1024))]
-    #[x_kube(validation = Rule::new("!self.startsWith('/') && !self.split('/').exists(s, s == '..' || s == '')")
+    #[x_kube(validation = Rule::new("!self.matches('(^|/)([.][.])?(/|$)')")
         .message("path must be relative to the volume's root and stay inside it"))]
     pub path: String,
 }

@@ -1,8 +1,8 @@
 //! A good way, where many kinds of devices compete: the best one in each of many orders of the devices.
 
-use std::cmp::Reverse;
+use std::iter::repeat_n;
 
-use super::{Line, Problem, Taken, Way};
+use super::{Line, Problem, Seat, Taken, Way};
 
 /// Kinds of devices tried as the last rank of each order, the most promising ones.
 const LASTS: usize = 16;
@@ -43,52 +43,45 @@ pub(super) fn solve(problem: &Problem, steps: usize) -> Option<Way> {
     best.map(|(way, _)| way)
 }
 
-/// Orders by what devices promise, each once for every kind that could be last.
+/// Orders by what devices promise, each also with every device that could be last moved there.
 fn starting_orders(problem: &Problem) -> Vec<Vec<usize>> {
-    let layers = problem.layers;
     let seats = &problem.seats;
-    let room = |seat: usize| {
-        (1..=layers)
-            .map(|end| end - seats[seat].earliest[end as usize])
+    let room = |seat: &Seat| {
+        (1..=problem.layers)
+            .map(|end| end - seat.earliest[end as usize])
             .max()
             .unwrap_or(0)
     };
-    let whole = |seat: usize| (seats[seat].upto(layers) + seats[seat].head()).nanos;
+    let whole = |seat: &Seat| (seat.upto(problem.layers) + seat.head()).nanos;
     // nanoseconds for one layer when the device is as full as it can be, its hops included
-    let filled = |seat: usize| {
-        let work = whole(seat) / i64::from(layers);
-        let hop = seats[seat].hops(false, false).nanos;
-        work.saturating_add(hop / i64::from(room(seat).max(1)))
+    let filled = |seat: &Seat| {
+        let hops = seat.hops(false, false).nanos / i64::from(room(seat).max(1));
+        whole(seat) / i64::from(problem.layers) + hops
     };
+    let promises: [Vec<i64>; 3] = [
+        seats.iter().map(filled).collect(),
+        seats.iter().map(|seat| -i64::from(room(seat))).collect(),
+        seats.iter().map(whole).collect(),
+    ];
 
-    let mut kinds: Vec<usize> = (0..seats.len()).collect();
     let mut orders = Vec::new();
-    let mut add = |kinds: &[usize]| {
-        let may_be_last = |&&seat: &&usize| problem.last_starts(&seats[seat]).next().is_some();
-        let trusted = |&&seat: &&usize| seats[seat].inside || !problem.trusted_ends;
-        for &last in kinds.iter().filter(trusted).filter(may_be_last).take(LASTS) {
-            let units = |seat: usize| {
-                let count = seats[seat].count as usize - usize::from(seat == last).min(seats[seat].count as usize);
-                std::iter::repeat_n(seat, count)
-            };
-            // rank 0 stays inside, so those inside come first
-            let inside = kinds
-                .iter()
-                .filter(|&&seat| seats[seat].inside)
-                .flat_map(|&seat| units(seat));
-            let outside = kinds
-                .iter()
-                .filter(|&&seat| !seats[seat].inside)
-                .flat_map(|&seat| units(seat));
-            orders.push(inside.chain(outside).chain([last]).collect());
+    for promise in promises {
+        let mut kinds: Vec<usize> = (0..seats.len()).collect();
+        // rank 0 stays inside, so those inside come first
+        kinds.sort_by_key(|&seat| (!seats[seat].inside, promise[seat]));
+        let count = |seat: usize| seats[seat].count as usize;
+        let units: Vec<usize> = kinds.iter().flat_map(|&seat| repeat_n(seat, count(seat))).collect();
+        orders.push(units.clone());
+        let may_be_last = |&&seat: &&usize| {
+            let trusted = seats[seat].inside || !problem.trusted_ends;
+            trusted && problem.last_starts(&seats[seat]).next().is_some()
+        };
+        for last in kinds.iter().filter(may_be_last).take(LASTS) {
+            let mut order = units.clone();
+            order.extend(units.iter().rposition(|seat| seat == last).map(|at| order.remove(at)));
+            orders.push(order);
         }
-    };
-    kinds.sort_by_key(|&seat| filled(seat));
-    add(&kinds);
-    kinds.sort_by_key(|&seat| Reverse(room(seat)));
-    add(&kinds);
-    kinds.sort_by_key(|&seat| whole(seat));
-    add(&kinds);
+    }
     orders
 }
 

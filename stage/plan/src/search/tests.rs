@@ -303,6 +303,7 @@ fn sixty_four_devices_and_126_layers_are_planned_in_50_ms() {
 #[test]
 fn orders_come_close_to_the_optimum_of_many_devices_of_few_kinds() {
     let request = Request::default();
+    let mut compared = 0;
     for seed in 0..20 {
         let (profile, devices) = a_large_instance(seed);
         // two kinds inside, two outside, a dozen of each
@@ -323,11 +324,16 @@ fn orders_come_close_to_the_optimum_of_many_devices_of_few_kinds() {
             exact::steps(&problem).unwrap() > EXACT_STEPS,
             "the search would be exact anyway"
         );
-        let (best, _) = exact::solve(&problem).unwrap();
+        let Some((best, _)) = exact::solve(&problem) else {
+            // neither kind inside can hold the head
+            continue;
+        };
         let (found, _) = orders::solve(&problem, ORDER_STEPS).unwrap();
         assert_eq!(found.open, best.open);
         let ratio = found.nanos as f64 / best.nanos as f64;
         println!("seed {seed}: {ratio:.4} of the optimum");
         assert!(ratio <= 1.05, "seed {seed}: {ratio}");
+        compared += 1;
     }
+    assert!(compared >= 15, "{compared} instances had a plan");
 }
