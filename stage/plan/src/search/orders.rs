@@ -29,7 +29,9 @@ pub(super) fn solve(problem: &Problem, steps: usize) -> Option<Way> {
     }
     let mut dice = Dice(0x6b76_6173_6972);
     for _ in 0..rest {
-        let Some((_, order)) = &best else { break };
+        let Some((_, order)) = best.as_ref().filter(|(_, order)| !order.is_empty()) else {
+            break;
+        };
         let mut order = order.clone();
         let (from, to) = (dice.below(order.len()), dice.below(order.len()));
         if dice.below(2) == 0 {
@@ -78,7 +80,9 @@ fn starting_orders(problem: &Problem) -> Vec<Vec<usize>> {
         };
         for last in kinds.iter().filter(may_be_last).take(LASTS) {
             let mut order = units.clone();
-            order.extend(units.iter().rposition(|seat| seat == last).map(|at| order.remove(at)));
+            if let Some(at) = units.iter().rposition(|seat| seat == last) {
+                order[at..].rotate_left(1);
+            }
             orders.push(order);
         }
     }
