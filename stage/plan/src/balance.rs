@@ -3,10 +3,11 @@
 
 use crate::search::{Problem, Seat, Taken};
 
-/// Layers left to the market, nanoseconds of all ranks, nanoseconds of the slowest.
-type Weight = (i64, i64, i64);
+/// Layers left to the market, nanoseconds of all ranks, and the sum of their squares.
+type Weight = (i64, i64, u128);
 
-/// The same seats in the same order, cut so that the sum stays least and then the slowest rank is fastest.
+/// The same seats in the same order, cut so that the sum stays least and then that of squares is: that makes times as
+/// alike as they can be, those of the slowest ranks first of all.
 pub(crate) fn balance(problem: &Problem, ranks: Vec<Taken>) -> Vec<Taken> {
     let layers = problem.layers as usize;
     let seat_of = |taken: &Taken| taken.seat.map_or(problem.open.as_ref(), |seat| problem.seats.get(seat));
@@ -16,7 +17,7 @@ pub(crate) fn balance(problem: &Problem, ranks: Vec<Taken>) -> Vec<Taken> {
 
     // best[r][e]: the first r ranks hold the layers before e; where the last of them starts
     let mut best: Vec<Vec<Option<(Weight, u32)>>> = vec![vec![None; layers + 1]; ranks.len() + 1];
-    best[0][0] = Some(((0, 0, 0), 0));
+    best[0][0] = Some((Weight::default(), 0));
     for (number, seat) in seats.iter().enumerate() {
         let last = number + 1 == seats.len();
         let (before, after) = best.split_at_mut(number + 1);
@@ -32,14 +33,15 @@ pub(crate) fn balance(problem: &Problem, ranks: Vec<Taken>) -> Vec<Taken> {
                 (seat.earliest[end as usize]..end).collect()
             };
             for start in starts {
-                let Some(((open, sum, slowest), _)) = before[number][start as usize] else {
+                let Some(((open, sum, squares), _)) = before[number][start as usize] else {
                     continue;
                 };
                 let mut cost = seat.upto(end) - seat.upto(start);
                 if last {
                     cost = cost + seat.head();
                 }
-                let weight = (open + cost.open, sum + cost.nanos, slowest.max(cost.nanos));
+                let square = u128::from(cost.nanos.unsigned_abs()).pow(2);
+                let weight = (open + cost.open, sum + cost.nanos, squares + square);
                 let place = &mut after[0][end as usize];
                 if place.is_none_or(|(known, _)| weight < known) {
                     *place = Some((weight, start));

@@ -71,19 +71,28 @@ fn starting_orders(problem: &Problem) -> Vec<Vec<usize>> {
         let mut kinds: Vec<usize> = (0..seats.len()).collect();
         // rank 0 stays inside, so those inside come first
         kinds.sort_by_key(|&seat| (!seats[seat].inside, promise[seat]));
+        // like beside like, and one of each kind in turn, out of which the search can take any mixture
         let count = |seat: usize| seats[seat].count as usize;
-        let units: Vec<usize> = kinds.iter().flat_map(|&seat| repeat_n(seat, count(seat))).collect();
-        orders.push(units.clone());
-        let may_be_last = |&&seat: &&usize| {
+        let blocks: Vec<usize> = kinds.iter().flat_map(|&seat| repeat_n(seat, count(seat))).collect();
+        let rounds = 0..kinds.iter().map(|&seat| count(seat)).max().unwrap_or(0);
+        let turns: Vec<usize> = rounds
+            .flat_map(|round| kinds.iter().copied().filter(move |&seat| round < count(seat)))
+            .collect();
+        let may_be_last = |&seat: &usize| {
             let trusted = seats[seat].inside || !problem.trusted_ends;
             trusted && problem.last_starts(&seats[seat]).next().is_some()
         };
-        for last in kinds.iter().filter(may_be_last).take(LASTS) {
-            let mut order = units.clone();
-            if let Some(at) = units.iter().rposition(|seat| seat == last) {
-                order[at..].rotate_left(1);
+        let lasts: Vec<usize> = kinds.iter().copied().filter(may_be_last).take(LASTS).collect();
+        let alike = blocks == turns;
+        for units in [turns, blocks].into_iter().skip(usize::from(alike)) {
+            orders.push(units.clone());
+            for last in &lasts {
+                let mut order = units.clone();
+                if let Some(at) = units.iter().rposition(|seat| seat == last) {
+                    order[at..].rotate_left(1);
+                }
+                orders.push(order);
             }
-            orders.push(order);
         }
     }
     orders
