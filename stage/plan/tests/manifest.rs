@@ -68,7 +68,7 @@ fn a_sound_manifest_is_taken_and_keeps_its_json() {
     sound.validate().unwrap();
     let json = serde_json::to_string(&sound).unwrap();
     assert_eq!(serde_json::from_str::<RankManifest>(&json).unwrap(), sound);
-    let unknown = json.replacen("{", "{\"extra\":1,", 1);
+    let unknown = json.replacen('{', "{\"extra\":1,", 1);
     assert!(serde_json::from_str::<RankManifest>(&unknown).is_err());
 }
 

@@ -608,18 +608,15 @@ proptest! {
             prop_assert!(rank.layers.end > next);
             next = rank.layers.end;
             let end = rank.layers.start == 0 || next == count as u32;
-            match &rank.placement {
-                Some(name) => {
-                    let index: usize = name.parse().unwrap();
-                    used[index] += 1;
-                    prop_assert!(needs.rank(rank.layers).memory() <= devices[index].memory);
-                    prop_assert!(!end || !trusted_ends || devices[index].placement == Placement::Inside);
-                }
-                None => {
-                    let terms = request.market.unwrap();
-                    prop_assert!(rank.layers.len() == 1 || needs.own_bytes(rank.layers) <= terms.max_window_bytes);
-                    prop_assert!(!end || !trusted_ends);
-                }
+            if let Some(name) = &rank.placement {
+                let index: usize = name.parse().unwrap();
+                used[index] += 1;
+                prop_assert!(needs.rank(rank.layers).memory() <= devices[index].memory);
+                prop_assert!(!end || !trusted_ends || devices[index].placement == Placement::Inside);
+            } else {
+                let terms = request.market.unwrap();
+                prop_assert!(rank.layers.len() == 1 || needs.own_bytes(rank.layers) <= terms.max_window_bytes);
+                prop_assert!(!end || !trusted_ends);
             }
         }
         prop_assert_eq!(next, count as u32);

@@ -85,9 +85,13 @@ impl Enumeration<'_> {
                     continue;
                 }
                 ranks.push((holder, window));
-                holder.into_iter().for_each(|device| used[device] += 1);
+                if let Some(device) = holder {
+                    used[device] += 1;
+                }
                 self.extend(ranks, used, end);
-                holder.into_iter().for_each(|device| used[device] -= 1);
+                if let Some(device) = holder {
+                    used[device] -= 1;
+                }
                 ranks.pop();
             }
         }
@@ -270,7 +274,7 @@ fn a_large_instance(seed: u64) -> (ModelProfile, Vec<Device>) {
         .collect();
     let device = |i: u64| Device {
         name: format!("d{i}"),
-        placement: if i % 3 == 0 {
+        placement: if i.is_multiple_of(3) {
             Placement::Inside
         } else {
             Placement::Outside
