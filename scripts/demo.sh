@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-question=${1:-What is the capital of France?}
+question=${1:-Why is the sky blue?}
 cache=${KVASIR_CACHE:-$HOME/.cache/kvasir}
 PATH=$PATH:/usr/sbin:$cache/nginx/usr/sbin # where nginx may be: scripts/install.sh
 work=$(mktemp -d)

@@ -4,6 +4,7 @@ Environment: KVASIR_BASE_URL (with /v1), KVASIR_API_KEY (if the server wants one
 Prints a line for each check and, last, "N passed, N failed"; exits with 1 if any failed.
 """
 
+import json
 import os
 import sys
 import traceback
@@ -140,6 +141,19 @@ def completion_log_probabilities():
     found = complete(logprobs=2, max_tokens=3).choices[0].logprobs
     assert len(found.tokens) == len(found.token_logprobs) == len(found.top_logprobs) == len(found.text_offset) > 0
     assert found.text_offset[0] == 0
+
+
+@check
+def tools_are_called_or_refused_by_name():
+    function = {"name": "now", "description": "the time", "parameters": {"type": "object", "properties": {}}}
+    try:
+        answer = chat(tools=[{"type": "function", "function": function}], tool_choice="required", max_tokens=200)
+    except openai.BadRequestError as error:
+        assert error.param in ("tools", "tool_choice")
+        return
+    call = answer.choices[0].message.tool_calls[0]
+    assert answer.choices[0].finish_reason == "tool_calls" and call.id and call.function.name == "now"
+    assert isinstance(json.loads(call.function.arguments), dict)
 
 
 @check

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 /// A silent server is given up after this time.
 const SILENCE: Duration = Duration::from_secs(60);
+const CHAT: &str = "/v1/chat/completions";
 
 /// Where an API listens.
 #[derive(Clone, Copy, Debug)]
@@ -48,29 +49,32 @@ impl Client {
         Ok(Answer { status, reader })
     }
 
-    /// Asks one question, to be answered at once, by the likeliest tokens.
-    pub fn ask(self, question: &str, max_tokens: u32) -> Value {
-        let answer = self
-            .send("POST", "/v1/chat/completions", Some(&chat(question, max_tokens, false)))
-            .unwrap();
+    /// Sends a chat, such as [`question`], to be answered at once.
+    pub fn ask(self, chat: &Value) -> Value {
+        let answer = self.send("POST", CHAT, Some(chat)).unwrap();
         let status = answer.status;
         let body = answer.json();
         assert_eq!(status, 200, "{body}");
         body
     }
 
-    /// Asks one question, to be answered word by word, by the likeliest tokens.
-    pub fn stream(self, question: &str, max_tokens: u32) -> io::Result<Answer> {
-        self.send("POST", "/v1/chat/completions", Some(&chat(question, max_tokens, true)))
+    /// Sends a chat, to be answered word by word.
+    pub fn stream(self, chat: &Value) -> io::Result<Answer> {
+        let mut chat = chat.clone();
+        chat["stream"] = Value::Bool(true);
+        self.send("POST", CHAT, Some(&chat))
     }
 }
 
-fn chat(question: &str, max_tokens: u32, stream: bool) -> Value {
+/// A chat of one question, answered by the likeliest tokens, `max_tokens` of them at most.
+pub fn question(text: &str, max_tokens: u32) -> Value {
     json!({
-        "messages": [{ "role": "user", "content": question }],
+        "messages": [
+            { "role": "system", "content": "Answer in one sentence." },
+            { "role": "user", "content": text },
+        ],
         "max_tokens": max_tokens,
         "temperature": 0,
-        "stream": stream,
     })
 }
 

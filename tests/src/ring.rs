@@ -64,7 +64,8 @@ pub struct Up {
 }
 
 impl Up {
-    /// Starts `kvasir up` on a Ring, with further arguments.
+    /// Starts `kvasir up` on a Ring, with further arguments. Without `--port` it takes a free port, without `--dir` a
+    /// folder of its own.
     pub fn start(ring: &Value, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let inside = |name: &str| folder.path().join(name);
@@ -72,9 +73,8 @@ impl Up {
         let process = Command::new(program("kvasir"))
             .arg("up")
             .arg(inside("ring.yaml"))
-            .args(["--port", "0"])
-            .arg("--dir")
-            .arg(inside("dir"))
+            .env("KVASIR_PORT", "0")
+            .env("KVASIR_UP_DIR", inside("dir"))
             .arg("--ready-file")
             .arg(inside("ready.json"))
             .args(arguments)
