@@ -5,14 +5,14 @@ use std::str;
 /// Decodes a stream of bytes. A character cut across tokens waits for its rest; bytes that can't be part of one
 /// become U+FFFD, once for each dead sequence, exactly as [`String::from_utf8_lossy`] does for the whole.
 #[derive(Debug, Default)]
-pub struct Decoder {
+pub(super) struct Decoder {
     /// at most three bytes: the beginning of a character
     pending: Vec<u8>,
 }
 
 impl Decoder {
     /// Text that is certain once `bytes` have come.
-    pub fn push(&mut self, bytes: &[u8]) -> String {
+    pub(super) fn push(&mut self, bytes: &[u8]) -> String {
         self.pending.extend_from_slice(bytes);
         let mut text = String::new();
         let mut rest = self.pending.as_slice();
@@ -40,12 +40,12 @@ impl Decoder {
     }
 
     /// Whether the beginning of a character waits for its rest.
-    pub fn is_pending(&self) -> bool {
+    pub(super) fn is_pending(&self) -> bool {
         !self.pending.is_empty()
     }
 
     /// Ends the text: a character that never came whole is U+FFFD.
-    pub fn finish(&mut self) -> String {
+    pub(super) fn finish(&mut self) -> String {
         if self.pending.is_empty() {
             return String::new();
         }

@@ -45,7 +45,7 @@ mod auth;
 mod chat;
 mod clock;
 mod completions;
-pub mod detokenize;
+mod detokenize;
 mod errors;
 #[cfg(test)]
 mod fake;
@@ -57,7 +57,7 @@ mod metrics;
 mod models;
 mod parameters;
 mod reply;
-pub mod stop;
+mod stop;
 mod stream;
 mod template;
 #[cfg(test)]

@@ -3,7 +3,7 @@
 /// Looks for stop strings. The string whose last character comes first wins (of those, the longest), which is what
 /// makes the outcome independent of how the text was cut into pieces.
 #[derive(Debug)]
-pub struct StopMatcher {
+pub(super) struct StopMatcher {
     stops: Vec<String>,
     /// text that could be the beginning of a stop string
     held: String,
@@ -11,16 +11,16 @@ pub struct StopMatcher {
 
 /// What a piece of text led to.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Matched {
+pub(super) struct Matched {
     /// text that may go out
-    pub text: String,
+    pub(super) text: String,
     /// a stop string was found: nothing more may go out
-    pub stopped: bool,
+    pub(super) stopped: bool,
 }
 
 impl StopMatcher {
     /// Looks for any of `stops`, none of them empty.
-    pub fn new(stops: Vec<String>) -> StopMatcher {
+    pub(super) fn new(stops: Vec<String>) -> StopMatcher {
         StopMatcher {
             stops,
             held: String::new(),
@@ -28,7 +28,7 @@ impl StopMatcher {
     }
 
     /// Takes the next piece of text.
-    pub fn push(&mut self, text: &str) -> Matched {
+    pub(super) fn push(&mut self, text: &str) -> Matched {
         self.held.push_str(text);
         let first = self
             .stops
@@ -50,7 +50,7 @@ impl StopMatcher {
     }
 
     /// Ends the text: what was held back was no stop string.
-    pub fn finish(&mut self) -> String {
+    pub(super) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
