@@ -7,7 +7,7 @@
 pub const ACCEPTED: &str = "Accepted";
 /// The model's prefix was read: reasons [`reasons::RESOLVED`], [`reasons::SOURCE_UNREACHABLE`],
 /// [`reasons::UNAUTHORIZED`], [`reasons::UNSUPPORTED_ARCHITECTURE`], [`reasons::INCOMPLETE_FILE`],
-/// [`reasons::INVALID_MODEL`].
+/// [`reasons::MALFORMED_FILE`], [`reasons::UNSUPPORTED_FORMAT`].
 pub const MODEL_RESOLVED: &str = "ModelResolved";
 /// Every pod of the plan has a node: reasons [`reasons::ALL_SCHEDULED`], [`reasons::INSUFFICIENT_CAPACITY`] with the
 /// scheduler's own message.
@@ -65,8 +65,10 @@ pub mod reasons {
     pub const UNSUPPORTED_ARCHITECTURE: &str = "UnsupportedArchitecture";
     /// a part is missing or shorter than its table says
     pub const INCOMPLETE_FILE: &str = "IncompleteFile";
-    /// the file isn't a GGUF that can be read
-    pub const INVALID_MODEL: &str = "InvalidModel";
+    /// the file isn't a GGUF, or a wrong one
+    pub const MALFORMED_FILE: &str = "MalformedFile";
+    /// a GGUF of a version, byte order or tensor type that isn't read
+    pub const UNSUPPORTED_FORMAT: &str = "UnsupportedFormat";
 
     /// every pod has a node
     pub const ALL_SCHEDULED: &str = "AllScheduled";
