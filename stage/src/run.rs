@@ -285,6 +285,7 @@ impl Stage {
 
     /// Whether a manifest speaks of what this stage loaded.
     fn fits(&self, manifest: &RankManifest) -> Result<(), String> {
+        manifest.validate().map_err(|e| chain(&e))?;
         let (want, got) = (&self.plan, manifest);
         let rank = got.ranks.get(self.rank).ok_or("the manifest has no such rank")?;
         if got.model.identity != want.model.identity {

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use kvasir_plan::RankManifest;
-use kvasir_stage::ring::handle::{Finish, Ring, RingError};
+use kvasir_stage::ring::handle::{Finish, Generate, Ring, RingError};
 use kvasir_stage::ring::session::Tap;
 use kvasir_wire::edge::Timings;
-use kvasir_wire::frame::Frame;
+use kvasir_wire::frame::{Frame, Grammar, Sampling};
+use kvasir_wire::{Limits, codec};
 
 use crate::circle::{Circle, LIMIT, collect, plan, request};
 use crate::toy::{Gate, Toy, VOCABULARY, WIDTH, expected};
@@ -86,30 +87,64 @@ async fn a_dropped_stream_frees_its_slot_on_every_stage() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn middle_stages_receive_laps_and_closes_and_nothing_else() {
-    let plan = toy_plan(3);
+async fn middle_stages_receive_no_text_token_id_stop_string_or_sampling_parameter() {
+    let plan = toy_plan(4);
     let seen = Arc::new(Mutex::new(vec![]));
-    let tap: Tap = {
+    let tap = |rank: usize| -> Tap {
         let seen = seen.clone();
-        Arc::new(move |frame: &Frame| seen.lock().unwrap().push(frame.clone()))
+        Arc::new(move |frame: &Frame| seen.lock().unwrap().push((rank, frame.clone())))
     };
-    let ring = Circle::start(
-        plan.clone(),
-        vec![None, Some(tap), None],
-        Timings::default(),
-        toy(&plan),
-    )
-    .await;
+    let taps = vec![None, Some(tap(1)), Some(tap(2)), Some(tap(3))];
+    let ring = Circle::start(plan.clone(), taps, Timings::default(), toy(&plan)).await;
     ring.wait_ready().await;
-    ring.answer(request(prompt(1, 40), 20)).await.unwrap();
+    let secret = Generate {
+        sampling: Sampling {
+            temperature: 0.123_456_7,
+            top_p: 0.765_432_1,
+            seed: 0x5ec2_e75e_ed00_cafe,
+            logit_bias: vec![(41, -77.25)],
+            grammar: Some(Grammar::Gbnf("root ::= \"xyzzy\"".into())),
+            ..Sampling::default()
+        },
+        stop_tokens: vec![0x7ead_beef],
+        ..request(prompt(1, 40), 20)
+    };
+    let needles: Vec<(&str, Vec<u8>)> = vec![
+        ("temperature", 0.123_456_7_f32.to_le_bytes().into()),
+        ("top_p", 0.765_432_1_f32.to_le_bytes().into()),
+        ("seed", 0x5ec2_e75e_ed00_cafe_u64.to_le_bytes().into()),
+        ("bias", (-77.25_f32).to_le_bytes().into()),
+        ("grammar", b"xyzzy".to_vec()),
+        ("stop token", 0x7ead_beef_i32.to_le_bytes().into()),
+        (
+            "prompt",
+            secret.prompt[..3].iter().flat_map(|t| t.to_le_bytes()).collect(),
+        ),
+    ];
+    let (answer, _) = ring.answer(secret).await.unwrap();
     ring.stop().await;
+    let limits = Limits::of(&plan);
+    let answered: Vec<u8> = answer[..2].iter().flat_map(|t| t.token.to_le_bytes()).collect();
     let seen = seen.lock().unwrap();
-    assert!(seen.iter().filter(|f| matches!(f, Frame::Lap(_))).count() > 20);
-    let other: Vec<_> = seen
-        .iter()
-        .filter(|f| !matches!(f, Frame::Lap(_) | Frame::Close { .. }))
-        .collect();
-    assert!(other.is_empty(), "{other:?}");
+    let holds = |rank: usize, needle: &[u8]| {
+        seen.iter().filter(|(at, _)| *at == rank).any(|(_, frame)| {
+            let frame = codec::encode(frame, &limits).unwrap();
+            frame.to_bytes().windows(needle.len()).any(|w| w == needle)
+        })
+    };
+    for (what, needle) in &needles {
+        assert!(
+            what == &"stop token" || holds(3, needle),
+            "the last rank needs the {what}: is the test blind?"
+        );
+        for middle in [1, 2] {
+            assert!(!holds(middle, needle), "rank {middle} received the {what}");
+            assert!(!holds(middle, &answered), "rank {middle} received the answer");
+        }
+    }
+    for (_, frame) in seen.iter().filter(|(rank, _)| *rank != 3) {
+        assert!(matches!(frame, Frame::Lap(_) | Frame::Close { .. }), "{frame:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
