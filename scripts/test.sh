@@ -3,7 +3,6 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
-cache=${KVASIR_CACHE:-$HOME/.cache/kvasir}
 log=$(mktemp)
 # where tests that can't run here say why (kvasir_tests::skip)
 KVASIR_SKIPS=$(mktemp)
@@ -36,13 +35,6 @@ suite() {
   sed "s/^/skipped: /" "$KVASIR_SKIPS"
 }
 
-python_client() {
-  local venv=$cache/venv
-  [ -x "$venv/bin/python" ] || python3 -m venv "$venv" || return
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement tests/python/requirements.txt &&
-    "$venv/bin/python" -m pytest --quiet tests/python
-}
-
 # one profile for everything: llama.cpp is built once
 cargo=(--release --workspace)
 suite fmt cargo fmt --all --check
@@ -54,7 +46,7 @@ suite unit cargo test "${cargo[@]}" --lib --bins --no-fail-fast
 suite doctest cargo test "${cargo[@]}" --doc --no-fail-fast
 # rings have processes and deadlines of their own: one at a time
 suite ring cargo test "${cargo[@]}" --test '*' --no-fail-fast -- --test-threads=1
-suite python python_client
+suite python scripts/openai-client.sh
 
 printf '\n%s\n%d passed, %d failed, %d skipped\n' "$report" "$passed" "$failed" "$skipped"
 ((failed == 0)) || exit 1

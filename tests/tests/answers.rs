@@ -47,7 +47,7 @@ fn three_stages_answer_a_question() {
 #[test]
 fn a_base_model_with_sliding_windows_continues_text() {
     let ring = Ring::up(&example("gemma-3-270m.yaml", file_source(&models::gemma3())));
-    let body = serde_json::json!({ "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0 });
+    let body = serde_json::json!({ "prompt": "one two three four five", "max_tokens": 4, "temperature": 0 });
     let answer = ring
         .client()
         .send("POST", "/v1/completions", Some(&body))
@@ -56,5 +56,5 @@ fn a_base_model_with_sliding_windows_continues_text() {
     let text = answer["choices"][0]["text"]
         .as_str()
         .unwrap_or_else(|| panic!("{answer}"));
-    assert!(text.contains("Paris"), "{text:?}");
+    assert!(text.starts_with(" six"), "{text:?}");
 }
