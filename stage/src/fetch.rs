@@ -188,7 +188,7 @@ impl RankFiles {
                 progress(Progress {
                     done: before + p.done,
                     total,
-                })
+                });
             };
             let fetched = fetch::fetch(&*reader, mini, path, told).await?;
             before += mini.fetched_bytes();

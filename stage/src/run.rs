@@ -386,7 +386,7 @@ async fn propose(market: MarketClient, keys: Arc<NodeKeys>, owner: PublicKey) {
                         Err(e) => tracing::warn!(error = %chain(&e), "the market did not take the manifest"),
                     },
                     Ok(_) => {
-                        tracing::error!("the market proposed a manifest that this ring's owner does not stand behind")
+                        tracing::error!("the market proposed a manifest that this ring's owner does not stand behind");
                     }
                     Err(e) => tracing::error!(error = %chain(&e), "cannot sign the manifest"),
                 }

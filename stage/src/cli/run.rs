@@ -62,7 +62,7 @@ pub(super) struct Args {
     /// host:port that the predecessor dials; the listening address when absent
     #[arg(long, env = "KVASIR_ADVERTISE")]
     advertise: Option<String>,
-    /// Rank 0: address of the OpenAI API; its keys come from `KVASIR_API_KEYS`, separated by commas
+    /// Rank 0: address of the API; its keys come from `KVASIR_API_KEYS`, separated by commas
     #[arg(long, env = "KVASIR_API")]
     api: Option<SocketAddr>,
     /// Rank 0: file with a chat template that replaces the model's own

@@ -26,7 +26,7 @@ fn token(sequence: u64, position: u32, token: i32) -> Sampled {
         token,
         logprob: 0.0,
         top: vec![],
-        logits: Default::default(),
+        logits: bytes::Bytes::new(),
         error: String::new(),
     }
 }

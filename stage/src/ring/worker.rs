@@ -149,10 +149,17 @@ impl<C: Compute> Worker<C> {
         let Some(last) = self.epoch.as_ref().map(|e| e.last) else {
             return Ok(());
         };
+        let spans = match &job {
+            Job::Embed(lap) => &lap.spans[..],
+            Job::Lap(lap) => &lap.spans,
+            _ => &[],
+        };
+        if last && !self.all_open(spans) {
+            self.early.push_back(job);
+            return Ok(());
+        }
         match job {
             Job::Begin(_) => Ok(()),
-            Job::Embed(ref lap) if last && !self.all_open(&lap.spans) => Ok(self.early.push_back(job)),
-            Job::Lap(ref lap) if last && !self.all_open(&lap.spans) => Ok(self.early.push_back(job)),
             Job::Embed(lap) => self.embed(lap, last),
             Job::Lap(lap) => self.arrived(lap, last),
             Job::Open(open) => self.open(&open),

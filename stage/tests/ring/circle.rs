@@ -1,6 +1,6 @@
 //! A ring of stages in this process, around a market on the loopback.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_market::board::{Board, STALE_AFTER};
@@ -99,29 +99,20 @@ impl Circle {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base = format!("http://{}", listener.local_addr().unwrap());
         tokio::spawn(axum::serve(listener, router(market.clone(), None)).into_future());
-        let head = Mutex::new(None);
         let mut seats = vec![];
-        for rank in 0..plan.ranks.len() {
-            let running = seat(
-                &plan,
-                rank,
-                &base,
-                &owner,
-                &keys[rank],
-                taps.get(rank).cloned().flatten(),
-                timings,
-                make(rank),
-            )
-            .await;
-            if rank == 0 {
-                *head.lock().unwrap() = running.0.head.clone();
-            }
+        for (rank, keys) in keys.iter().enumerate() {
+            let tap = taps.get(rank).cloned().flatten();
+            let (running, stop) = seat(&plan, rank, &base, &owner, keys, tap, timings, make(rank)).await;
             seats.push(Seat {
-                running: Some(running.0),
-                stop: running.1,
+                running: Some(running),
+                stop,
             });
         }
-        let head = head.into_inner().unwrap().unwrap();
+        let head = seats[0]
+            .running
+            .as_ref()
+            .and_then(|running| running.head.clone())
+            .unwrap();
         Circle {
             plan,
             head,
