@@ -15,6 +15,8 @@ use std::sync::Arc;
 const MAX_SEQUENCES: u32 = 256;
 /// llama.cpp rounds caches up to this many positions.
 const CACHE_STEP: u32 = 256;
+/// Positions of all sequences together: their bookkeeping is 3.5 GB then, which is touched before anything else fails.
+const MAX_POSITIONS: u64 = 1 << 26;
 /// Rows of one microbatch. More would not be faster on a CPU, and compute buffers grow with it.
 const MAX_MICROBATCH: u32 = 512;
 
@@ -42,7 +44,8 @@ pub(crate) struct Context {
     threads: NonNull<sys::ggml_threadpool>,
     capture: Option<Box<Capture>>,
     batch: Batch,
-    slots: Vec<Slot>,
+    /// positions computed, by slot
+    held: Vec<u32>,
     footprint: Footprint,
     context_length: u32,
     max_rows: u32,
@@ -50,14 +53,6 @@ pub(crate) struct Context {
     output: Output,
     whole_cache: bool,
     model: Arc<Model>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Slot {
-    /// positions computed
-    held: u32,
-    /// a row of it was not finite: its cells in the cache may still hold such values
-    tainted: bool,
 }
 
 /// The arrays that a `llama_batch` points to, kept for the next call.
@@ -82,12 +77,20 @@ unsafe impl Sync for Context {}
 
 impl Context {
     pub(crate) fn new(model: Arc<Model>, options: &WindowOptions) -> Result<Context, EngineError> {
-        let context_length = check(options)?;
-        let microbatch = options.max_rows.min(MAX_MICROBATCH);
-        let mut capture = match options.output {
+        let capture = match options.output {
             Output::Hidden => Some(Capture::of(format!("l_out-{}", i64::from(model.layers()) - 1))),
             Output::Logits { .. } => None,
         };
+        Context::capturing(model, options, capture)
+    }
+
+    pub(crate) fn capturing(
+        model: Arc<Model>,
+        options: &WindowOptions,
+        mut capture: Option<Box<Capture>>,
+    ) -> Result<Context, EngineError> {
+        let context_length = check(options)?;
+        let microbatch = options.max_rows.min(MAX_MICROBATCH);
         let whole_cache = options.exact || options.whole_cache;
 
         #[allow(unsafe_code)]
@@ -143,7 +146,7 @@ impl Context {
             threads,
             capture,
             batch: Batch::default(),
-            slots: vec![Slot::default(); options.sequences as usize],
+            held: vec![0; options.sequences as usize],
             footprint: Footprint::of(&said),
             context_length: options.context_length,
             max_rows: options.max_rows,
@@ -164,7 +167,7 @@ impl Context {
 
     /// Positions that a slot holds.
     pub(crate) fn held(&self, slot: u32) -> u32 {
-        self.slots.get(slot as usize).map_or(0, |slot| slot.held)
+        self.held.get(slot as usize).copied().unwrap_or(0)
     }
 
     /// Runs spans and returns the residual rows of the last layer, in the order that the rows came in.
@@ -181,27 +184,32 @@ impl Context {
         let width = self.model.embedding_length();
         out.clear();
         out.resize(rows * width, 0.0);
-        for call in batch::plan(spans, self.microbatch) {
-            self.decode(&call, input, |_| true)?;
-            let captured = self.capture.as_ref().map_or(&[][..], |capture| capture.rows());
-            if captured.len() != call.rows() * width {
-                let error = EngineError::NoBoundary {
-                    architecture: self.model.architecture().to_owned(),
-                    tensor: self
-                        .capture
-                        .as_ref()
-                        .map_or_else(String::new, |capture| capture.name().to_owned()),
-                    got: captured.len(),
-                    expected: call.rows() * width,
-                };
-                self.forget(spans);
-                return Err(error);
+        let result = batch::plan(spans, self.microbatch)
+            .iter()
+            .try_for_each(|call| self.hidden_of(call, input, out));
+        result.inspect_err(|_| self.forget(spans))
+    }
+
+    fn hidden_of(&mut self, call: &Call, input: Input<'_>, out: &mut [f32]) -> Result<(), EngineError> {
+        self.decode(call, input, |_| true)?;
+        let width = self.model.embedding_length();
+        let expected = call.rows() * width;
+        match &self.capture {
+            Some(capture) if capture.rows().len() == expected => {
+                let rows = call.order().zip(capture.rows().chunks_exact(width));
+                copy_finite(rows, |row, values| {
+                    out[row * width..(row + 1) * width].copy_from_slice(values)
+                })
             }
-            for (row, values) in call.order().zip(captured.chunks_exact(width)) {
-                out[row * width..(row + 1) * width].copy_from_slice(values);
-            }
+            other => Err(EngineError::NoBoundary {
+                architecture: self.model.architecture().to_owned(),
+                tensor: other
+                    .as_ref()
+                    .map_or_else(String::new, |capture| capture.name().to_owned()),
+                got: other.as_ref().map_or(0, |capture| capture.rows().len()),
+                expected,
+            }),
         }
-        self.check_finite(spans, out.chunks_exact(width).enumerate())
     }
 
     /// Runs spans and returns the logits of the wanted rows, in the order of `want`.
@@ -225,20 +233,24 @@ impl Context {
                 limit: max_rows,
             });
         }
-        let width = self.model.vocabulary_length();
         out.clear();
-        out.resize(want.len() * width, 0.0);
-        for call in batch::plan(spans, self.microbatch) {
-            self.decode(&call, input, |row| want.contains(&(row as u32)))?;
-            let wanted = call.order().filter(|&row| want.contains(&(row as u32)));
-            for (row, values) in wanted.zip(self.logits(width)) {
-                for place in (0..want.len()).filter(|&place| want[place] as usize == row) {
-                    out[place * width..(place + 1) * width].copy_from_slice(values);
-                }
+        out.resize(want.len() * self.model.vocabulary_length(), 0.0);
+        let result = batch::plan(spans, self.microbatch)
+            .iter()
+            .try_for_each(|call| self.logits_of(call, input, want, out));
+        result.inspect_err(|_| self.forget(spans))
+    }
+
+    fn logits_of(&mut self, call: &Call, input: Input<'_>, want: &[u32], out: &mut [f32]) -> Result<(), EngineError> {
+        let wanted = |row: usize| want.contains(&(row as u32));
+        self.decode(call, input, wanted)?;
+        let width = self.model.vocabulary_length();
+        let rows = call.order().filter(|&row| wanted(row)).zip(self.logits(width));
+        copy_finite(rows, |row, values| {
+            for place in (0..want.len()).filter(|&place| want[place] as usize == row) {
+                out[place * width..(place + 1) * width].copy_from_slice(values);
             }
-        }
-        let rows = want.iter().map(|&row| row as usize).zip(out.chunks_exact(width));
-        self.check_finite(spans, rows)
+        })
     }
 
     /// Rows of logits of the last call, in the order of its rows.
@@ -256,10 +268,10 @@ impl Context {
 
     /// Checks spans and input; returns the number of rows.
     fn check_batch(&self, spans: &[Span], input: Input<'_>) -> Result<usize, EngineError> {
-        let mut seen = vec![false; self.slots.len()];
+        let mut seen = vec![false; self.held.len()];
         let mut rows = 0_u64;
         for &Span { slot, position, count } in spans {
-            let held = self.slot(slot)?.held;
+            let held = self.known(slot)?;
             if std::mem::replace(&mut seen[slot as usize], true) {
                 return Err(EngineError::DuplicateSlot { slot });
             }
@@ -313,27 +325,13 @@ impl Context {
         }
     }
 
-    fn slot(&self, slot: u32) -> Result<Slot, EngineError> {
+    /// Positions held by a slot that must exist.
+    fn known(&self, slot: u32) -> Result<u32, EngineError> {
         let unknown = EngineError::Slot {
             slot,
-            sequences: self.slots.len() as u32,
+            sequences: self.held.len() as u32,
         };
-        self.slots.get(slot as usize).copied().ok_or(unknown)
-    }
-
-    fn check_finite<'a>(
-        &mut self,
-        spans: &[Span],
-        mut rows: impl Iterator<Item = (usize, &'a [f32])>,
-    ) -> Result<(), EngineError> {
-        let Some((row, _)) = rows.find(|(_, values)| !values.iter().all(|value| value.is_finite())) else {
-            return Ok(());
-        };
-        for span in spans {
-            self.slots[span.slot as usize].tainted = true;
-        }
-        self.forget(spans);
-        Err(EngineError::OutputNotFinite { row })
+        self.held.get(slot as usize).copied().ok_or(unknown)
     }
 
     /// Forgets what a failed batch may have computed, or where that can't be done, all that its slots held.
@@ -356,23 +354,16 @@ impl Context {
         // tokens are in range (`check_batch`), and the rows fit `n_batch` (`batch::plan`).
         let (code, said) = log::listen(|| unsafe { sys::llama_decode(self.pointer.as_ptr(), batch) });
         for part in &call.parts {
-            self.slots[part.slot as usize].held = part.position + part.count;
+            self.held[part.slot as usize] = part.position + part.count;
         }
-        if code != 0 {
-            for part in &call.parts {
-                let span = Span {
-                    slot: part.slot,
-                    position: part.position,
-                    count: part.count,
-                };
-                self.forget(&[span]);
-            }
-            return Err(EngineError::Decode {
+        if code == 0 {
+            Ok(())
+        } else {
+            Err(EngineError::Decode {
                 code,
                 detail: said.why(),
-            });
+            })
         }
-        Ok(())
     }
 
     #[allow(unsafe_code)]
@@ -384,43 +375,19 @@ impl Context {
     /// Forgets all that a slot holds; a slot out of range holds nothing.
     #[allow(unsafe_code)]
     pub(crate) fn clear(&mut self, slot: u32) {
-        let Some(state) = self.slots.get_mut(slot as usize) else {
+        let Some(held) = self.held.get_mut(slot as usize) else {
             return;
         };
-        state.held = 0;
-        let tainted = state.tainted;
+        *held = 0;
         // SAFETY: the slot is in range.
         unsafe { sys::llama_memory_seq_rm(self.memory(), slot as i32, -1, -1) };
-        if tainted {
-            self.launder(slot);
-        }
-    }
-
-    /// Overwrites an emptied slot's cells: a masked cell weighs 0, and 0 × infinity is not a number, so that values
-    /// that aren't finite would live on in the slot's next sequence.
-    #[allow(unsafe_code)]
-    fn launder(&mut self, slot: u32) {
-        if self.slots.iter().all(|slot| slot.held == 0) {
-            // SAFETY: the context is live.
-            unsafe { sys::llama_memory_clear(self.memory(), true) };
-            self.slots.iter_mut().for_each(|slot| slot.tainted = false);
-        } else if let Some(clean) = self.slots.iter().position(|slot| !slot.tainted)
-            && !self.model.has_state()
-        {
-            // SAFETY: both slots are in range and differ; a copy across streams overwrites the whole buffer.
-            unsafe {
-                sys::llama_memory_seq_cp(self.memory(), clean as i32, slot as i32, -1, -1);
-                sys::llama_memory_seq_rm(self.memory(), slot as i32, -1, -1);
-            }
-            self.slots[slot as usize].tainted = false;
-        }
     }
 
     /// Makes slot `to` a copy of slot `from`'s first `length` positions.
     #[allow(unsafe_code)]
     pub(crate) fn copy(&mut self, from: u32, to: u32, length: u32) -> Result<(), EngineError> {
-        let source = self.slot(from)?;
-        self.slot(to)?;
+        let held = self.known(from)?;
+        self.known(to)?;
         self.check_truncate(from, length)?;
         if from == to {
             return self.truncate(to, length);
@@ -429,7 +396,7 @@ impl Context {
         if length > 0 {
             // SAFETY: both slots are in range and differ.
             unsafe { sys::llama_memory_seq_cp(self.memory(), from as i32, to as i32, -1, -1) };
-            self.slots[to as usize] = source;
+            self.held[to as usize] = held;
             self.truncate(to, length)?;
         }
         Ok(())
@@ -453,14 +420,14 @@ impl Context {
                     why,
                 });
             }
-            self.slots[slot as usize].held = length;
+            self.held[slot as usize] = length;
         }
         Ok(())
     }
 
     #[allow(unsafe_code)]
     fn check_truncate(&self, slot: u32, length: u32) -> Result<(), EngineError> {
-        let held = self.slot(slot)?.held;
+        let held = self.known(slot)?;
         if length > held {
             return Err(EngineError::Length { slot, held, length });
         }
@@ -566,7 +533,7 @@ impl Footprint {
     fn of(said: &log::Said) -> Footprint {
         let mut footprint = Footprint::default();
         for line in said.lines() {
-            let Some((what, size)) = line.split_once("buffer size =") else {
+            let Some((what, size)) = line.split_once(log::BUFFER_SIZE) else {
                 continue;
             };
             let Some(size) = size
@@ -586,6 +553,20 @@ impl Footprint {
         }
         footprint
     }
+}
+
+/// Passes rows on to `copy`, and stops at one that is not finite.
+fn copy_finite<'a>(
+    rows: impl Iterator<Item = (usize, &'a [f32])>,
+    mut copy: impl FnMut(usize, &'a [f32]),
+) -> Result<(), EngineError> {
+    for (row, values) in rows {
+        if !values.iter().all(|value| value.is_finite()) {
+            return Err(EngineError::OutputNotFinite { row });
+        }
+        copy(row, values);
+    }
+    Ok(())
 }
 
 /// Checks the options; returns the positions to reserve for a sequence.
@@ -619,8 +600,8 @@ fn check(options: &WindowOptions) -> Result<u32, EngineError> {
     }
     let reserved = options.context_length.next_multiple_of(CACHE_STEP);
     let total = u64::from(reserved) * u64::from(options.sequences);
-    if total > u64::from(i32::MAX as u32) {
-        let rule = "contextLength × sequences must stay below 2147483648";
+    if total > MAX_POSITIONS {
+        let rule = "it must be at most 67108864, for llama.cpp's bookkeeping of each position alone takes 52 bytes";
         return Err(EngineError::Option {
             field: "contextLength × sequences",
             value: total,

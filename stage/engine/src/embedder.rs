@@ -155,3 +155,66 @@ impl Embedder {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch;
+    use crate::capture::Capture;
+    use crate::context::{Context, Input};
+    use crate::model::{Model, Weights};
+    use crate::window::Span;
+    use crate::{Backend, Mode, Output, WindowOptions};
+
+    /// Rows that llama.cpp's own graph makes of tokens, at a tensor of this name.
+    fn rows_in_llama_cpp(path: &Path, tensor: &str, tokens: &[i32]) -> Vec<f32> {
+        Backend::init(Mode::Fast).unwrap();
+        let model = Model::load(path, Weights::Repacked).unwrap();
+        let options = WindowOptions {
+            context_length: 256,
+            max_rows: 64,
+            output: Output::Hidden,
+            ..WindowOptions::default()
+        };
+        let mut context = Context::capturing(model, &options, Some(Capture::of(tensor.to_owned()))).unwrap();
+        let mut out = Vec::new();
+        let span = Span {
+            slot: 0,
+            position: 0,
+            count: tokens.len() as u32,
+        };
+        assert_eq!(batch::plan(&[span], 64).len(), 1);
+        context.run_hidden(&[span], Input::Tokens(tokens), &mut out).unwrap();
+        out
+    }
+
+    fn model(name: &str) -> PathBuf {
+        let cache = std::env::var_os("KVASIR_CACHE").map_or_else(
+            || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache/kvasir"),
+            PathBuf::from,
+        );
+        cache.join("models").join(name)
+    }
+
+    #[test]
+    fn rows_are_those_that_llama_cpp_computes() {
+        let cases = [
+            ("SmolLM2-135M-Instruct.Q4_1.gguf", "inp_embd", 1.0),
+            ("gemma-3-270m.Q4_K_M.gguf", "inp_scaled", 640_f32.sqrt()),
+        ];
+        let tokens = [0, 1, 5, 49_000, 7, 7, 12_345];
+        for (name, tensor, scale) in cases {
+            let path = model(name);
+            let mut rows = Vec::new();
+            Embedder::open(&path, scale).unwrap().rows(&tokens, &mut rows).unwrap();
+            let expected = rows_in_llama_cpp(&path, tensor, &tokens);
+            assert!(rows.iter().any(|value| *value != 0.0));
+            assert!(
+                rows.iter()
+                    .map(|value| value.to_bits())
+                    .eq(expected.iter().map(|value| value.to_bits())),
+                "{name}"
+            );
+        }
+    }
+}

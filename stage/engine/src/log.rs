@@ -7,6 +7,8 @@ use std::io::Write as _;
 
 /// Lines kept of one call; the last ones say why it failed.
 const KEPT: usize = 64;
+/// What the lines say that tell the sizes of a context's buffers.
+pub(crate) const BUFFER_SIZE: &str = "buffer size =";
 
 thread_local! {
     static SAID: RefCell<Option<Vec<Line>>> = const { RefCell::new(None) };
@@ -18,7 +20,7 @@ pub(crate) struct Line {
     pub(crate) text: String,
 }
 
-/// What llama.cpp said on this thread during one call.
+/// Warnings, errors and buffer sizes that llama.cpp told on this thread during one call.
 #[derive(Debug)]
 pub(crate) struct Said(Vec<Line>);
 
@@ -83,8 +85,11 @@ unsafe extern "C" fn on_line(level: sys::ggml_log_level, text: *const c_char, _:
     } else {
         tracing::debug!(target: "llama.cpp", "{text}");
     }
+    let of_use = matches!(level, sys::GGML_LOG_LEVEL_WARN | sys::GGML_LOG_LEVEL_ERROR) || text.contains(BUFFER_SIZE);
     SAID.with_borrow_mut(|said| {
-        if let Some(lines) = said {
+        if let Some(lines) = said
+            && of_use
+        {
             if lines.len() == KEPT {
                 lines.remove(0);
             }
