@@ -194,7 +194,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Stable PascalCase word for metrics, events and conditions.
+    /// Stable `PascalCase` word for metrics, events and conditions.
     pub fn reason(&self) -> &'static str {
         match self {
             Error::Unsupported { .. } | Error::UnknownTensor { .. } => "UnsupportedArchitecture",
@@ -237,7 +237,7 @@ pub fn layer_kinds(model: &Model) -> Result<Vec<LayerKind>, Error> {
                     // `llama_hparams::set_swa_pattern`
                     let slides = |layer: u64| match (period, dense_first) {
                         (0, _) => true,
-                        (_, true) => layer % period != 0,
+                        (_, true) => !layer.is_multiple_of(period),
                         (_, false) => layer % period < period - 1,
                     };
                     (0..layers as u64).map(|layer| slides(layer).into()).collect()

@@ -77,7 +77,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Stable PascalCase word for metrics, events and conditions.
+    /// Stable `PascalCase` word for metrics, events and conditions.
     pub fn reason(&self) -> &'static str {
         match self {
             Error::Source(source) => source.reason(),

@@ -68,8 +68,9 @@ impl Header {
         for (name, dims, ty, offset) in tensors {
             self.string(name);
             self.bytes.extend_from_slice(&(dims.len() as u32).to_le_bytes());
-            dims.iter()
-                .for_each(|dim| self.bytes.extend_from_slice(&dim.to_le_bytes()));
+            for dim in dims {
+                self.bytes.extend_from_slice(&dim.to_le_bytes());
+            }
             self.bytes.extend_from_slice(&ty.0.to_le_bytes());
             self.bytes.extend_from_slice(&offset.to_le_bytes());
         }

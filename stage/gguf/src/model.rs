@@ -106,7 +106,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Stable PascalCase word for metrics, events and conditions.
+    /// Stable `PascalCase` word for metrics, events and conditions.
     pub fn reason(&self) -> &'static str {
         match self {
             Error::Prefix { source, .. } => source.reason(),
@@ -216,7 +216,6 @@ impl Tensor {
 /// A model as its prefixes describe it.
 #[derive(Clone, Debug)]
 pub struct Model {
-    parts: Vec<Part>,
     architecture: String,
     blocks: u32,
     nextn: u32,
@@ -224,6 +223,7 @@ pub struct Model {
     tensors: Vec<Tensor>,
     index: HashMap<String, usize>,
     identity: ModelIdentity,
+    parts: Vec<Part>,
 }
 
 impl Model {
@@ -412,26 +412,26 @@ impl Model {
 /// `split.no` and `split.count` of each part, and that `split.tensors.count` is the sum over all of them.
 fn check_split(parts: &[Part]) -> Result<(), Error> {
     let total: usize = parts.iter().map(|part| part.prefix.tensors.len()).sum();
-    for (index, part) in parts.iter().enumerate() {
-        let metadata = &part.prefix.metadata;
-        let check =
-            |key: &str, expected: usize, default: Option<u64>| match metadata.get(key).map_or(default, Value::as_u64) {
-                Some(found) if found == expected as u64 => Ok(()),
-                Some(found) => Err(Error::Parts {
-                    part: index + 1,
-                    problem: format!("{key} is {found} and should be {expected}"),
-                }),
-                None => Err(Error::Parts {
-                    part: index + 1,
-                    problem: format!("it has no {key}"),
-                }),
-            };
-        let alone = (parts.len() == 1).then_some(());
-        check("split.count", parts.len(), alone.map(|()| 1))?;
-        check("split.no", index, alone.map(|()| 0))?;
-        check("split.tensors.count", total, Some(total as u64))?;
+    let check = |index: usize, key: &str, expected: usize, default: Option<usize>| {
+        let wrong = |problem| {
+            Err(Error::Parts {
+                part: index + 1,
+                problem,
+            })
+        };
+        let default = default.map(|default| default as u64);
+        match parts[index].prefix.metadata.get(key).map_or(default, Value::as_u64) {
+            Some(found) if found == expected as u64 => Ok(()),
+            Some(found) => wrong(format!("{key} is {found} and should be {expected}")),
+            None => wrong(format!("it has no {key}")),
+        }
+    };
+    let alone = parts.len() == 1;
+    for index in 0..parts.len() {
+        check(index, "split.count", parts.len(), alone.then_some(1))?;
+        check(index, "split.no", index, alone.then_some(0))?;
     }
-    Ok(())
+    (0..parts.len()).try_for_each(|index| check(index, "split.tensors.count", total, Some(total)))
 }
 
 fn collect_tensors(parts: &[Part], blocks: u32) -> Result<(Vec<Tensor>, HashMap<String, usize>), Error> {

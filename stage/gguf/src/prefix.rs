@@ -93,7 +93,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Stable PascalCase word for metrics, events and conditions.
+    /// Stable `PascalCase` word for metrics, events and conditions.
     pub fn reason(&self) -> &'static str {
         match self {
             Error::NotGguf { .. } => "NotGguf",
@@ -257,7 +257,7 @@ impl PrefixParser {
         match version {
             2 | 3 => {}
             1 => return Err(Error::Version1.into()),
-            _ if version & 0xffff == 0 => {
+            _ if version.trailing_zeros() >= 16 => {
                 return Err(Error::BigEndian {
                     version: version.swap_bytes(),
                 }

@@ -201,7 +201,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Stable PascalCase word for metrics, events and conditions.
+    /// Stable `PascalCase` word for metrics, events and conditions.
     pub fn reason(&self) -> &'static str {
         match self {
             Error::Address { .. } => "InvalidSource",
@@ -229,7 +229,7 @@ pub trait RangeReader: Send + Sync {
     /// The parts by name, in order: address without query, or path.
     fn parts(&self) -> Vec<String>;
 
-    /// Opens a range of a part. It may reach past the file's end, but must start before it.
+    /// Opens a range of a part, which isn't empty. It may reach past the file's end, but must start before it.
     async fn open(&self, part: usize, range: Range<u64>) -> Result<Box<dyn RangeBody + '_>, Error>;
 
     /// What tells this version of the part from another within one download (a strong `ETag`), once a range was opened.

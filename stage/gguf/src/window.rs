@@ -6,15 +6,22 @@
 //! of its own, the vocabulary file.
 //!
 //! MTP (nextn) blocks are never part of a window: `nextn_predict_layers` becomes 0 and the blocks are left out, so that
-//! the trunk's output is that of a file without them.
+//! the trunk's output is that of a file without them. They ride with the last rank in a file of their own.
+
+mod estimate;
+mod keys;
+mod tensors;
 
 use std::ops::Range;
 
-use crate::arch::{self, Architecture, GlobalRole, Kinds, LayerKind, PER_LAYER, WHOLE};
+use crate::arch::{self, Architecture, Kinds, LayerKind};
 use crate::header::Header;
-use crate::metadata::{Value, ValueType};
-use crate::model::{self, Model, ModelIdentity, Tensor};
-use crate::tensor::{TensorType, layer_of};
+use crate::metadata::Value;
+use crate::model::{self, Model, ModelIdentity};
+use crate::tensor::TensorType;
+use tensors::Unplaced;
+
+pub use estimate::TensorBytes;
 
 const EMBEDDING: &str = "token_embd.weight";
 const HEAD: &str = "output.weight";
@@ -93,6 +100,12 @@ pub enum Error {
         /// which
         key: String,
     },
+    /// a list of tensors by name, whose blocks have other numbers in a window
+    #[error("metadata key {key} names tensors of blocks, which windows would number anew: not supported yet")]
+    NamesTensors {
+        /// which
+        key: &'static str,
+    },
     /// a tensor that every model has is missing
     #[error("the model has no tensor {name}")]
     NoTensor {
@@ -105,15 +118,19 @@ pub enum Error {
 }
 
 impl Error {
-    /// Stable PascalCase word for metrics, events and conditions.
+    /// Stable `PascalCase` word for metrics, events and conditions.
     pub fn reason(&self) -> &'static str {
         match self {
             Error::Architecture(error) => error.reason(),
             Error::Model(error) => error.reason(),
-            Error::NoSuchLayers { .. } | Error::NotLast { .. } | Error::LastNeedsBothKinds { .. } => "InvalidPlan",
-            Error::KnownByLayers { .. } | Error::UnknownArray { .. } => "UnsupportedArchitecture",
+            Error::NoSuchLayers { .. }
+            | Error::NotLast { .. }
+            | Error::LastNeedsBothKinds { .. }
+            | Error::AlreadyWindow => "InvalidPlan",
+            Error::KnownByLayers { .. } | Error::UnknownArray { .. } | Error::NamesTensors { .. } => {
+                "UnsupportedArchitecture"
+            }
             Error::NoTensor { .. } => "MalformedFile",
-            Error::AlreadyWindow => "InvalidPlan",
         }
     }
 }
@@ -196,13 +213,11 @@ pub fn window(model: &Model, role: &WindowRole) -> Result<MiniGguf, Error> {
     let padding = padding_layer(architecture, &kinds, role)?;
     let layers: Vec<u32> = role.layers.clone().chain(padding).collect();
 
-    let mut header = Header::default();
-    write_metadata(&mut header, model, architecture, role, &kinds, &layers)?;
-
-    let mut tensors = edge_tensors(model, role)?;
-    tensors.extend(model_tensors(model, architecture, role)?);
+    let header = keys::of_window(model, architecture, role, &kinds, &layers)?;
+    let mut tensors = tensors::made_up(model, role);
+    tensors.extend(tensors::of_window(model, architecture, role)?);
     if let Some(padding) = padding {
-        tensors.extend(padding_tensors(model, padding, role.layers.len())?);
+        tensors.extend(tensors::of_padding(model, padding, role.layers.len())?);
     }
     Ok(place(model, header, tensors))
 }
@@ -213,89 +228,28 @@ pub fn window(model: &Model, role: &WindowRole) -> Result<MiniGguf, Error> {
 /// window's file holds the tensor already, and the embedder reads it there.
 pub fn vocabulary(model: &Model, with_embedding: bool) -> Result<MiniGguf, Error> {
     arch::of(model)?;
-    let mut header = Header::default();
-    for (key, entry, _) in model.metadata().raw() {
-        if !key.starts_with("split.") {
-            header.raw(entry);
-        }
-    }
-    header.u32(KEY_MODEL_LAYERS, model.layers());
-    header.text(KEY_IDENTITY, &model.identity().to_string());
-    let embedding = if with_embedding {
-        vec![carried(tensor(model, EMBEDDING)?, EMBEDDING.into())?]
+    let tensors = if with_embedding {
+        tensors::of_vocabulary(model)?
     } else {
-        vec![]
+        Vec::new()
     };
-    Ok(place(model, header, embedding))
+    Ok(place(model, keys::of_vocabulary(model), tensors))
+}
+
+/// The MTP blocks as a model of their own, which llama.cpp loads with `load_mtp`: for the last rank, which has what they
+/// read, the sampled token and the trunk's normalised hidden state. None where the model has no such block.
+pub fn mtp(model: &Model) -> Result<Option<MiniGguf>, Error> {
+    let architecture = arch::of(model)?;
+    if model.mtp_layers() == 0 {
+        return Ok(None);
+    }
+    let header = keys::of_mtp(model)?;
+    Ok(Some(place(model, header, tensors::of_mtp(model, architecture)?)))
 }
 
 /// The head is tied to the embedding: the model has no `output.weight`.
 pub fn is_tied(model: &Model) -> bool {
     model.tensor(HEAD).is_none()
-}
-
-/// Bytes of a model's tensors by who needs them, for planning without cutting anything.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorBytes {
-    /// each layer of the trunk
-    pub layers: Vec<u64>,
-    /// all MTP blocks
-    pub mtp: u64,
-    /// what every window carries
-    pub every: u64,
-    /// `token_embd.weight`, which rank 0 reads
-    pub embedding: u64,
-    /// output norm and head, which the last rank holds; a tied head counts here as well
-    pub head: u64,
-    /// the head is the embedding
-    pub tied: bool,
-}
-
-impl TensorBytes {
-    /// Adds up the tensor table.
-    pub fn of(model: &Model) -> Result<TensorBytes, Error> {
-        let architecture = arch::of(model)?;
-        let mut blocks = vec![0; model.block_count() as usize];
-        let (mut every, mut embedding, mut head) = (0, 0, 0);
-        for tensor in model.tensors() {
-            let bytes = tensor.bytes()?;
-            match layer_of(&tensor.name) {
-                Some((layer, _)) => blocks[layer as usize] += bytes,
-                None => match architecture.global(&tensor.name)? {
-                    GlobalRole::Embedding => embedding += bytes,
-                    GlobalRole::Head => head += bytes,
-                    GlobalRole::Every => every += bytes,
-                },
-            }
-        }
-        let tied = is_tied(model);
-        let mtp = blocks.split_off(model.layers() as usize).iter().sum();
-        Ok(TensorBytes {
-            layers: blocks,
-            mtp,
-            every,
-            embedding,
-            head: if tied { head + embedding } else { head },
-            tied,
-        })
-    }
-
-    /// What a rank fetches: its layers, for the first rank the embedding, for the last one the head. A rank that is both
-    /// fetches a tied embedding once.
-    pub fn rank(&self, layers: Range<u32>, first: bool, last: bool) -> u64 {
-        let window: u64 = self
-            .layers
-            .iter()
-            .take(layers.end as usize)
-            .skip(layers.start as usize)
-            .sum();
-        let embedding = if first && !(last && self.tied) {
-            self.embedding
-        } else {
-            0
-        };
-        window + self.every + embedding + if last { self.head } else { 0 }
-    }
 }
 
 fn check_role(model: &Model, architecture: &Architecture, role: &WindowRole) -> Result<(), Error> {
@@ -353,232 +307,6 @@ fn padding_layer(architecture: &Architecture, kinds: &[LayerKind], role: &Window
     Ok(None)
 }
 
-/// The model's metadata with what belongs to the window changed. `layers` are the old numbers of the new layers.
-fn write_metadata(
-    header: &mut Header,
-    model: &Model,
-    architecture: &Architecture,
-    role: &WindowRole,
-    kinds: &[LayerKind],
-    layers: &[u32],
-) -> Result<(), Error> {
-    let (start, end) = (role.layers.start, role.layers.end);
-    let kind = |layer: &u32| kinds[*layer as usize];
-    let sliding = matches!(architecture.kinds, Kinds::Sliding { .. }) && arch::slides(model);
-    let full_only = sliding && layers.iter().all(|layer| kind(layer) == LayerKind::Full);
-    let hybrid = matches!(architecture.kinds, Kinds::Hybrid { .. });
-    let prefix = model.full_key("");
-
-    for (key, entry, place) in model.metadata().raw() {
-        match key.strip_prefix(&prefix) {
-            None if key.starts_with("split.") => {}
-            None if key.starts_with("tokenizer.") && !role.last => {}
-            Some("block_count" | "nextn_predict_layers" | "vocab_size" | "leading_dense_block_count") => {}
-            Some("attention.recurrent_layers" | "full_attention_interval") if hybrid => {}
-            Some("attention.sliding_window_pattern") if sliding => {}
-            Some("attention.sliding_window") if full_only => {}
-            Some(short) if place.ty == ValueType::Array && !WHOLE.contains(&short) => {
-                write_array(header, model, key, short, entry, layers)?;
-            }
-            _ => header.raw(entry),
-        }
-    }
-
-    header.u32(&model.full_key("block_count"), layers.len() as u32);
-    if model.mtp_layers() > 0 {
-        header.u32(&model.full_key("nextn_predict_layers"), 0);
-    }
-    if let Some(dense) = model.get("leading_dense_block_count").and_then(Value::as_u32) {
-        header.u32(
-            &model.full_key("leading_dense_block_count"),
-            dense.saturating_sub(start).min(end - start),
-        );
-    }
-    if hybrid {
-        let recurrent: Vec<bool> = layers.iter().map(|layer| kind(layer) == LayerKind::Recurrent).collect();
-        header.flags(&model.full_key("attention.recurrent_layers"), &recurrent);
-    }
-    if sliding && !full_only {
-        let slides: Vec<bool> = layers.iter().map(|layer| kind(layer) == LayerKind::Sliding).collect();
-        header.flags(&model.full_key("attention.sliding_window_pattern"), &slides);
-    }
-    write_head_lengths(header, model)?;
-    header.u32(
-        &model.full_key("vocab_size"),
-        if role.last { model.vocabulary()? } else { 1 },
-    );
-    if !role.last {
-        header.text("tokenizer.ggml.model", "no_vocab");
-    }
-    header.u32(KEY_START, start);
-    header.u32(KEY_END, end);
-    header.u32(KEY_LAYERS, end - start);
-    header.u32(KEY_MODEL_LAYERS, model.layers());
-    header.text(KEY_IDENTITY, &model.identity().to_string());
-    Ok(())
-}
-
-/// An array under the architecture's prefix: cut to the window where it has one value for each block.
-fn write_array(
-    header: &mut Header,
-    model: &Model,
-    key: &str,
-    short: &str,
-    entry: &[u8],
-    layers: &[u32],
-) -> Result<(), Error> {
-    let Some(array) = model.metadata().get(key).and_then(Value::as_array) else {
-        return Ok(());
-    };
-    let blocks = model.block_count();
-    if !PER_LAYER.contains(&short) {
-        if array.len() == blocks as usize {
-            return Err(Error::UnknownArray { key: key.into() });
-        }
-        header.raw(entry);
-        return Ok(());
-    }
-    if array.len() != blocks as usize {
-        return Err(model::Error::ArrayLength {
-            key: key.into(),
-            found: array.len(),
-            blocks,
-        }
-        .into());
-    }
-    let values: Option<Vec<&[u8]>> = layers
-        .iter()
-        .map(|layer| array.element_bytes(*layer as usize))
-        .collect();
-    let values = values.ok_or_else(|| model::Error::Key {
-        key: key.into(),
-        expected: "an array of numbers",
-    })?;
-    header.array(key, array.element_type() as u32, values.into_iter());
-    Ok(())
-}
-
-/// llama.cpp takes a missing key or value length from the heads of layer 0; with heads that differ from layer to layer
-/// the window's layer 0 would give another one.
-fn write_head_lengths(header: &mut Header, model: &Model) -> Result<(), Error> {
-    let heads = "attention.head_count";
-    if model.get(heads).and_then(Value::as_array).is_none() {
-        return Ok(());
-    }
-    let first = model
-        .per_layer(heads)?
-        .and_then(|heads| heads.first().copied())
-        .unwrap_or(0);
-    let Some(length) = u64::from(model.embedding_length()).checked_div(first) else {
-        return Ok(());
-    };
-    for key in ["attention.key_length", "attention.value_length"] {
-        if model.get(key).is_none() {
-            header.u32(&model.full_key(key), length as u32);
-        }
-    }
-    Ok(())
-}
-
-/// A tensor that has no place yet.
-struct Unplaced {
-    name: String,
-    dims: Vec<u64>,
-    ty: TensorType,
-    source: Source,
-}
-
-fn tensor<'a>(model: &'a Model, name: &'static str) -> Result<&'a Tensor, Error> {
-    model.tensor(name).ok_or(Error::NoTensor { name })
-}
-
-fn carried(tensor: &Tensor, name: String) -> Result<Unplaced, Error> {
-    let source = Source::Range {
-        part: tensor.part,
-        offset: tensor.start,
-        len: tensor.bytes()?,
-    };
-    Ok(Unplaced {
-        name,
-        dims: tensor.dims.clone(),
-        ty: tensor.ty,
-        source,
-    })
-}
-
-/// What llama.cpp asks of every model and only the last rank's window has: made up in the others.
-fn edge_tensors(model: &Model, role: &WindowRole) -> Result<Vec<Unplaced>, Error> {
-    if role.last {
-        return Ok(Vec::new());
-    }
-    let width = model.embedding_length();
-    let filled = |name: &str, dims: Vec<u64>, value: f32| Unplaced {
-        name: name.into(),
-        dims,
-        ty: TensorType::F32,
-        source: Source::Bytes(value.to_le_bytes().repeat(width as usize)),
-    };
-    Ok(vec![
-        filled(EMBEDDING, vec![width.into(), 1], 0.0),
-        filled(HEAD_NORM, vec![width.into()], 1.0),
-    ])
-}
-
-/// The window's own tensors, in the order in which they lie in the model.
-fn model_tensors(model: &Model, architecture: &Architecture, role: &WindowRole) -> Result<Vec<Unplaced>, Error> {
-    if role.last {
-        tensor(model, HEAD_NORM)?;
-        tensor(model, EMBEDDING)?;
-    }
-    let tied = is_tied(model);
-    let mut tensors: Vec<(usize, u64, Unplaced)> = Vec::new();
-    for tensor in model.tensors() {
-        let name = match layer_of(&tensor.name) {
-            Some((layer, rest)) => role
-                .layers
-                .contains(&layer)
-                .then(|| format!("blk.{}{rest}", layer - role.layers.start)),
-            None => match architecture.global(&tensor.name)? {
-                GlobalRole::Every => Some(tensor.name.clone()),
-                GlobalRole::Embedding => (role.last && tied).then(|| tensor.name.clone()),
-                // the embedding isn't needed, so the head poses as a tied one: llama.cpp wants a token_embd in any case
-                GlobalRole::Head if tensor.name == HEAD => role.last.then(|| EMBEDDING.to_owned()),
-                GlobalRole::Head => role.last.then(|| tensor.name.clone()),
-            },
-        };
-        if let Some(name) = name {
-            tensors.push((tensor.part, tensor.start, carried(tensor, name)?));
-        }
-    }
-    tensors.sort_by_key(|(part, start, _)| (*part, *start));
-    Ok(tensors.into_iter().map(|(_, _, tensor)| tensor).collect())
-}
-
-/// A layer of the missing kind, behind the window's own: never computed, and never read where the file is mapped.
-fn padding_tensors(model: &Model, layer: u32, new: usize) -> Result<Vec<Unplaced>, Error> {
-    let hole = |tensor: &Tensor| {
-        let (_, rest) = layer_of(&tensor.name)?;
-        // matrices take the smallest type that fits; vectors and convolutions keep theirs, which their kernels need
-        let matrix = tensor.dims.len() > 1 && tensor.ty != TensorType::F32;
-        let small = TensorType::IQ1_S.bytes(&tensor.dims).filter(|_| matrix);
-        let ty = if small.is_some() { TensorType::IQ1_S } else { tensor.ty };
-        Some((format!("blk.{new}{rest}"), ty, small))
-    };
-    let mut tensors = Vec::new();
-    for tensor in model.tensors_of_layer(layer) {
-        if let Some((name, ty, small)) = hole(tensor) {
-            let len = small.map_or_else(|| tensor.bytes(), Ok)?;
-            tensors.push(Unplaced {
-                name,
-                dims: tensor.dims.clone(),
-                ty,
-                source: Source::Hole { len },
-            });
-        }
-    }
-    Ok(tensors)
-}
-
 /// Gives each tensor its place: one after the other, each at a multiple of the alignment, as llama.cpp demands.
 fn place(model: &Model, header: Header, tensors: Vec<Unplaced>) -> MiniGguf {
     let alignment = model.parts()[0].prefix.alignment;
@@ -600,7 +328,9 @@ fn place(model: &Model, header: Header, tensors: Vec<Unplaced>) -> MiniGguf {
         .map(|tensor| (tensor.name.as_str(), &tensor.dims[..], tensor.ty, tensor.start));
     let header = header.finish(table, alignment);
     let data = header.len() as u64;
-    placed.iter_mut().for_each(|tensor| tensor.start += data);
+    for tensor in &mut placed {
+        tensor.start += data;
+    }
     MiniGguf {
         header,
         tensors: placed,

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use kvasir_gguf::copy::write_from_file;
-use kvasir_gguf::window::{vocabulary, window};
+use kvasir_gguf::window::{mtp, vocabulary, window};
 use kvasir_gguf::{Model, WindowRole};
 use kvasir_tests::models;
 use kvasir_tests::random_model::{Architecture, RandomModel};
-use llama_cpp_2::context::params::LlamaContextParams;
+use llama_cpp_2::context::params::{LlamaContextParams, LlamaContextType};
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
@@ -83,6 +83,24 @@ fn llama_cpp_makes_a_context_of_every_window() {
             );
             model.new_context(backend(), context()).unwrap();
         }
+    }
+}
+
+#[test]
+fn llama_cpp_makes_an_mtp_context_of_the_mtp_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = folder.path().join("whole.gguf");
+    for architecture in [Architecture::Qwen3Next, Architecture::Qwen35, Architecture::Qwen35Moe] {
+        RandomModel::new(architecture).mtp_layers(1).write(&whole).unwrap();
+        let path = folder.path().join("mtp.gguf");
+        write_from_file(&whole, &mtp(&Model::open(&whole).unwrap()).unwrap().unwrap(), &path).unwrap();
+        let params = LlamaModelParams::default().with_load_mtp(true);
+        let model = LlamaModel::load_from_file(backend(), &path, &params).unwrap();
+        let draft = context().with_context_type(LlamaContextType::Mtp);
+        model.new_context(backend(), draft).unwrap();
+        // and the trunk's windows are cut as if the block weren't there
+        let last = load(&cut(&whole, folder.path(), 6, 8), false);
+        last.new_context(backend(), context()).unwrap();
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod support;
 
+use kvasir_gguf::metadata::Value as Read;
 use kvasir_gguf::prefix::{Error, MAX_PREFIX, Prefix, PrefixParser, Progress};
 use kvasir_gguf::tensor::TensorType;
 use kvasir_tests::gguf::{File, Tensor, TensorType as Written, Value};
@@ -15,7 +16,7 @@ fn whole(bytes: &[u8]) -> Prefix {
     Prefix::parse(bytes).unwrap().unwrap()
 }
 
-fn refused(bytes: Bytes) -> Error {
+fn refused(bytes: &Bytes) -> Error {
     Prefix::parse(&bytes.0).unwrap_err()
 }
 
@@ -23,7 +24,7 @@ fn refused(bytes: Bytes) -> Error {
 fn a7_one_name_twice_is_refused_by_name() {
     let bytes = Bytes::head(2, 0).tensor("blk.0.a", &[1], 0).tensor("blk.0.a", &[1], 32);
     assert_eq!(
-        refused(bytes),
+        refused(&bytes),
         Error::Duplicate {
             field: "tensor blk.0.a".into(),
             at: 24 + 39
@@ -31,7 +32,7 @@ fn a7_one_name_twice_is_refused_by_name() {
     );
     let bytes = Bytes::head(0, 2).entry("k", "a").entry("k", "b");
     assert_eq!(
-        refused(bytes),
+        refused(&bytes),
         Error::Duplicate {
             field: "metadata key k".into(),
             at: 24 + 22
@@ -41,20 +42,20 @@ fn a7_one_name_twice_is_refused_by_name() {
 
 #[test]
 fn a7_dimensions_whose_product_wraps_are_refused() {
-    let error = refused(Bytes::head(1, 0).tensor("w", &[u64::MAX, 2], 0)).to_string();
+    let error = refused(&Bytes::head(1, 0).tensor("w", &[u64::MAX, 2], 0)).to_string();
     assert!(
         error.contains("the dimensions of w at byte 37") && error.contains("wraps"),
         "{error}"
     );
     // 2^62 values of 4 bytes: the count fits, the bytes don't
-    let error = refused(Bytes::head(1, 0).tensor("w", &[1 << 62], 0)).to_string();
+    let error = refused(&Bytes::head(1, 0).tensor("w", &[1 << 62], 0)).to_string();
     assert!(error.contains("the dimensions of w"), "{error}");
 }
 
 #[test]
 fn a7_more_than_four_dimensions_are_refused() {
     for n_dims in [5, 9, u32::MAX] {
-        let error = refused(Bytes::head(1, 0).text("w").u32(n_dims));
+        let error = refused(&Bytes::head(1, 0).text("w").u32(n_dims));
         let field = "the number of dimensions of w".into();
         assert_eq!(
             error,
@@ -74,7 +75,7 @@ fn a7_an_array_longer_than_any_file_is_refused_at_its_count() {
     assert_eq!(bytes.0.len(), 49);
     let field = "the number of elements of k".into();
     assert_eq!(
-        refused(bytes),
+        refused(&bytes),
         Error::TooLarge {
             field,
             at: 41,
@@ -86,22 +87,22 @@ fn a7_an_array_longer_than_any_file_is_refused_at_its_count() {
 
 #[test]
 fn a7_lengths_and_counts_that_cannot_be_are_refused() {
-    let error = refused(Bytes::head(0, 1).u64(1 << 63)).to_string();
+    let error = refused(&Bytes::head(0, 1).u64(1 << 63)).to_string();
     assert!(
         error.contains("the length of metadata key 0 at byte 24 is 9223372036854775808"),
         "{error}"
     );
-    let error = refused(Bytes::head(0, 1).text("k").u32(8).u64(1 << 63)).to_string();
+    let error = refused(&Bytes::head(0, 1).text("k").u32(8).u64(1 << 63)).to_string();
     assert!(error.contains("the length of the value of k at byte 37"), "{error}");
-    let error = refused(Bytes::head(1 << 61, 0)).to_string();
+    let error = refused(&Bytes::head(1 << 61, 0)).to_string();
     assert!(
         error.contains("the number of tensors at byte 8 is 2305843009213693952"),
         "{error}"
     );
-    let error = refused(Bytes::head(0, 1 << 61)).to_string();
+    let error = refused(&Bytes::head(0, 1 << 61)).to_string();
     assert!(error.contains("the number of metadata entries at byte 16"), "{error}");
     // string arrays have no fixed size: each length is checked when its turn comes
-    let error = refused(Bytes::head(0, 1).text("k").u32(9).u32(8).u64(2).text("a").u64(u64::MAX)).to_string();
+    let error = refused(&Bytes::head(0, 1).text("k").u32(9).u32(8).u64(2).text("a").u64(u64::MAX)).to_string();
     assert!(error.contains("the length of element 1 of k at byte 58"), "{error}");
 }
 
@@ -151,14 +152,14 @@ fn a9_version_2_reads_like_version_3() {
 #[test]
 fn a9_version_1_byte_order_and_magic_are_named() {
     let head = |magic: &[u8], version: [u8; 4]| Bytes([magic, &version].concat()).u64(0).u64(0);
-    assert_eq!(refused(head(b"GGUF", [1, 0, 0, 0])), Error::Version1);
-    assert_eq!(refused(head(b"GGUF", [0, 0, 0, 3])), Error::BigEndian { version: 3 });
+    assert_eq!(refused(&head(b"GGUF", [1, 0, 0, 0])), Error::Version1);
+    assert_eq!(refused(&head(b"GGUF", [0, 0, 0, 3])), Error::BigEndian { version: 3 });
     assert_eq!(
-        refused(head(b"GGUF", [4, 0, 0, 0])),
+        refused(&head(b"GGUF", [4, 0, 0, 0])),
         Error::UnknownVersion { version: 4 }
     );
-    assert_eq!(refused(head(b"FUGG", [0, 0, 0, 3])), Error::Swapped);
-    assert_eq!(refused(head(b"<htm", [0; 4])), Error::NotGguf { start: *b"<htm" });
+    assert_eq!(refused(&head(b"FUGG", [0, 0, 0, 3])), Error::Swapped);
+    assert_eq!(refused(&head(b"<htm", [0; 4])), Error::NotGguf { start: *b"<htm" });
     for (error, word) in [
         (Error::Version1, "version 1"),
         (Error::BigEndian { version: 3 }, "big-endian"),
@@ -212,10 +213,10 @@ fn llama_cpp_reads_the_real_models_alike() {
             let index = index as i64;
             assert_eq!(theirs.key_at(index), Some(key));
             match value {
-                kvasir_gguf::metadata::Value::U32(v) => assert_eq!(theirs.val_u32(index), v),
-                kvasir_gguf::metadata::Value::I32(v) => assert_eq!(theirs.val_i32(index), v),
-                kvasir_gguf::metadata::Value::U64(v) => assert_eq!(theirs.val_u64(index), v),
-                kvasir_gguf::metadata::Value::String(v) => {
+                Read::U32(v) => assert_eq!(theirs.val_u32(index), v),
+                Read::I32(v) => assert_eq!(theirs.val_i32(index), v),
+                Read::U64(v) => assert_eq!(theirs.val_u64(index), v),
+                Read::String(v) => {
                     assert_eq!(theirs.val_str(index).map(str::as_bytes), Some(v));
                 }
                 _ => {}
@@ -288,17 +289,16 @@ proptest! {
         prop_assert_eq!(prefix.metadata.len(), file.metadata.len());
         for ((key, value), (expected_key, expected)) in prefix.metadata.iter().zip(&file.metadata) {
             prop_assert_eq!(key, expected_key);
-            let array = |value: kvasir_gguf::metadata::Value<'_>| value.as_array().unwrap().iter().collect::<Vec<_>>();
-            use kvasir_gguf::metadata::Value as Read;
+            let array = || value.as_array().unwrap().iter().collect::<Vec<_>>();
             match expected {
                 Value::U32(v) => prop_assert_eq!(value, Read::U32(*v)),
                 Value::F32(v) => prop_assert_eq!(value, Read::F32(*v)),
                 Value::Bool(v) => prop_assert_eq!(value, Read::Bool(*v)),
                 Value::String(v) => prop_assert_eq!(value, Read::String(v.as_bytes())),
-                Value::I32s(v) => prop_assert_eq!(array(value), v.iter().map(|v| Read::I32(*v)).collect::<Vec<_>>()),
-                Value::Bools(v) => prop_assert_eq!(array(value), v.iter().map(|v| Read::Bool(*v)).collect::<Vec<_>>()),
+                Value::I32s(v) => prop_assert_eq!(array(), v.iter().map(|v| Read::I32(*v)).collect::<Vec<_>>()),
+                Value::Bools(v) => prop_assert_eq!(array(), v.iter().map(|v| Read::Bool(*v)).collect::<Vec<_>>()),
                 Value::Strings(v) => {
-                    prop_assert_eq!(array(value), v.iter().map(|v| Read::String(v.as_bytes())).collect::<Vec<_>>());
+                    prop_assert_eq!(array(), v.iter().map(|v| Read::String(v.as_bytes())).collect::<Vec<_>>());
                 }
             }
         }

@@ -8,7 +8,7 @@ use kvasir_gguf::metadata::Value as Read;
 use kvasir_gguf::model::{Error as ModelError, Model};
 use kvasir_gguf::prefix::Prefix;
 use kvasir_gguf::tensor::TensorType;
-use kvasir_gguf::window::{Error, Source, TensorBytes, is_tied, vocabulary, window};
+use kvasir_gguf::window::{Error, Source, TensorBytes, is_tied, mtp, vocabulary, window};
 use kvasir_gguf::{MiniGguf, WindowRole};
 use kvasir_tests::gguf::{File, Value};
 use kvasir_tests::random_model::{Architecture, RandomModel, Vocabulary};
@@ -21,8 +21,27 @@ fn role(start: u32, end: u32, last: bool) -> WindowRole {
     }
 }
 
+/// The file's head, after a look at whether its table says what is written.
 fn head(mini: &MiniGguf) -> Prefix {
-    Prefix::parse(&mini.header).unwrap().unwrap()
+    let prefix = Prefix::parse(&mini.header).unwrap().unwrap();
+    assert_eq!(prefix.data_offset, mini.header.len() as u64);
+    assert_eq!(prefix.tensors.len(), mini.tensors.len());
+    let mut end = prefix.data_offset;
+    for (listed, placed) in prefix.tensors.iter().zip(&mini.tensors) {
+        assert_eq!(
+            (&listed.name, &listed.dims, listed.ty),
+            (&placed.name, &placed.dims, placed.ty)
+        );
+        assert_eq!(
+            (prefix.data_offset + listed.offset, placed.start),
+            (end, end),
+            "one after the other"
+        );
+        assert_eq!(listed.ty.bytes(&listed.dims), Some(placed.source.bytes()));
+        end = (end + placed.source.bytes()).next_multiple_of(prefix.alignment);
+    }
+    assert_eq!(mini.len, end);
+    prefix
 }
 
 fn tensor_names(mini: &MiniGguf) -> Vec<&str> {
@@ -49,7 +68,9 @@ fn tied(globals: &[&str]) -> File {
         add(&mut file, &format!("blk.{block}.attn_norm.weight"), &[8]);
     }
     add(&mut file, "output_norm.weight", &[8]);
-    globals.iter().for_each(|name| add(&mut file, name, &[4]));
+    for name in globals {
+        add(&mut file, name, &[4]);
+    }
     file
 }
 
@@ -74,7 +95,7 @@ fn a1_rope_tensors_go_everywhere_and_a_tied_head_to_the_last_rank() {
             wanted.extend(rope);
             wanted.sort_unstable();
             assert_eq!(names, wanted);
-            assert_eq!(head(&mini).tensors.len(), mini.tensors.len());
+            head(&mini);
             let embedding = mini
                 .tensors
                 .iter()
@@ -220,6 +241,43 @@ fn a3_the_mtp_block_is_no_layer() {
     assert_eq!((bytes.layers.len(), bytes.mtp), (40, 4 * 32));
 }
 
+#[test]
+fn a3_the_mtp_block_rides_in_a_file_of_its_own() {
+    let model = parse(&RandomModel::new(Architecture::Qwen35Moe).mtp_layers(1).file());
+    let mini = mtp(&model).unwrap().unwrap();
+    let prefix = head(&mini);
+    for (key, value) in [("block_count", 1), ("nextn_predict_layers", 1)] {
+        assert_eq!(prefix.metadata.get(&format!("qwen35moe.{key}")), Some(Read::U32(value)));
+    }
+    assert_eq!(prefix.metadata.str("tokenizer.ggml.model"), Some("no_vocab"));
+    let names = tensor_names(&mini);
+    for name in [
+        "blk.0.nextn.eh_proj.weight",
+        "token_embd.weight",
+        "output.weight",
+        "output_norm.weight",
+    ] {
+        assert!(names.contains(&name), "{name}");
+    }
+    assert!(
+        names
+            .iter()
+            .all(|name| !name.starts_with("blk.") || name.starts_with("blk.0."))
+    );
+    assert!(mtp(&parse(&tied(&[]))).unwrap().is_none());
+}
+
+#[test]
+fn a_list_of_tensor_names_is_refused_for_windows_number_them_anew() {
+    let mut file = tied(&[]);
+    file.set(
+        "general.tensor_extra.name",
+        Value::Strings(vec!["blk.2.attn_norm.weight".into()]),
+    );
+    let error = window(&parse(&file), &role(0, 2, false)).unwrap_err();
+    assert!(error.to_string().contains("general.tensor_extra.name"), "{error}");
+}
+
 /// The same model as one file and as three parts; the cut goes through block 3 and block 5.
 fn in_parts(folder: &std::path::Path) -> (File, Vec<std::path::PathBuf>) {
     let mut file = toy(6);
@@ -229,7 +287,7 @@ fn in_parts(folder: &std::path::Path) -> (File, Vec<std::path::PathBuf>) {
         add(&mut file, &format!("blk.{block}.ffn_norm.weight"), &[8]);
     }
     add(&mut file, "output_norm.weight", &[8]);
-    let mut parts = vec![file.clone(), File::default(), File::default()];
+    let mut parts = [file.clone(), File::default(), File::default()];
     parts[0].tensors.clear();
     for (index, tensor) in file.tensors.iter().enumerate() {
         parts[[(0, 8), (8, 12), (12, 99)]
@@ -320,12 +378,8 @@ fn a7_one_tensor_in_two_parts_is_refused_by_name() {
     let mut second = File::default();
     second.set("split.no", Value::U32(1));
     second.set("split.count", Value::U32(3));
-    for block in [0, 3, 4, 4] {
-        add(
-            &mut second,
-            &format!("blk.{block}.{}.weight", second.tensors.len()),
-            &[8],
-        );
+    for tensor in ["a", "b", "c", "d"] {
+        add(&mut second, &format!("blk.3.{tensor}.weight"), &[8]);
     }
     second.tensors[0].name = "blk.0.attn_norm.weight".into();
     std::fs::write(&paths[1], second.to_bytes()).unwrap();
@@ -456,7 +510,7 @@ fn a_window_of_full_layers_only_has_no_sliding_window() {
             .iter()
             .all(|(key, _)| !key.starts_with("gemma3.attention.sliding_window"))
     );
-    assert_eq!(arch::input_scale(&model).unwrap(), 16.0, "√256");
+    assert_eq!(arch::input_scale(&model).unwrap().to_bits(), 16f32.to_bits(), "√256");
 }
 
 #[test]

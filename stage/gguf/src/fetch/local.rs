@@ -43,7 +43,11 @@ pub fn verify(path: &Path, identity: ModelIdentity, layers: Option<Range<u32>>) 
     let number = |key| prefix.metadata.get(key).and_then(Value::as_u32);
     let window = number(KEY_START).zip(number(KEY_END)).map(|(start, end)| start..end);
     if window != layers {
-        return unusable(format!("it holds layers {window:?} and not {layers:?}"));
+        let held = |layers: Option<Range<u32>>| match layers {
+            Some(Range { start, end }) => format!("layers {start}..{end}"),
+            None => "the vocabulary".into(),
+        };
+        return unusable(format!("it holds {} and not {}", held(window), held(layers)));
     }
     let last = prefix.tensors.iter().map(|tensor| {
         let bytes = tensor.ty.bytes(&tensor.dims).unwrap_or(0);

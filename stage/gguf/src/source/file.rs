@@ -54,7 +54,7 @@ impl RangeReader for FileReader {
             path,
             file,
             size,
-            left: range.end.min(size) - range.start,
+            left: range.end.min(size).saturating_sub(range.start),
         }))
     }
 

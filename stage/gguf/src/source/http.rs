@@ -184,7 +184,7 @@ impl HttpReader {
         for _ in 0..=MOST_HOPS {
             let mut request = self.client.get(url.clone()).header(ACCEPT_ENCODING, "identity");
             if let Some(range) = range {
-                request = request.header(RANGE, format!("bytes={}-{}", range.start, range.end - 1));
+                request = request.header(RANGE, format!("bytes={}-{}", range.start, range.end.saturating_sub(1)));
                 if let Some(validator) = &validator {
                     request = request.header(IF_RANGE, validator);
                 }

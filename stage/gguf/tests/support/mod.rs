@@ -1,6 +1,8 @@
 //! Files written byte by byte, and a server that does as it is told.
 #![allow(
     dead_code,
+    missing_docs,
+    unreachable_pub,
     clippy::unwrap_used,
     reason = "each test file uses its part, and ends at the first surprise"
 )]

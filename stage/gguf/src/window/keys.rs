@@ -1,0 +1,179 @@
+//! Metadata of the files that are cut: the model's, with what belongs to the window changed.
+
+use super::{Error, KEY_END, KEY_IDENTITY, KEY_LAYERS, KEY_MODEL_LAYERS, KEY_START, WindowRole};
+use crate::arch::{self, Architecture, Kinds, LayerKind, PER_LAYER, WHOLE};
+use crate::header::Header;
+use crate::metadata::{Value, ValueType};
+use crate::model::{self, Model};
+
+/// Names tensors of blocks, which have other numbers in a window.
+const TENSOR_NAMES: &str = "general.tensor_extra.name";
+
+/// Metadata of a window. `layers` are the old numbers of the new layers.
+pub(super) fn of_window(
+    model: &Model,
+    architecture: &Architecture,
+    role: &WindowRole,
+    kinds: &[LayerKind],
+    layers: &[u32],
+) -> Result<Header, Error> {
+    let (start, end) = (role.layers.start, role.layers.end);
+    let kind = |layer: &u32| kinds[*layer as usize];
+    let sliding = matches!(architecture.kinds, Kinds::Sliding { .. }) && arch::slides(model);
+    let full_only = sliding && layers.iter().all(|layer| kind(layer) == LayerKind::Full);
+    let hybrid = matches!(architecture.kinds, Kinds::Hybrid { .. });
+    let prefix = model.full_key("");
+    let mut header = Header::default();
+
+    for (key, entry, place) in model.metadata().raw() {
+        match key.strip_prefix(&prefix) {
+            None if key.starts_with("split.") => {}
+            None if key == TENSOR_NAMES => return Err(Error::NamesTensors { key: TENSOR_NAMES }),
+            None if key.starts_with("tokenizer.") && !role.last => {}
+            Some("block_count" | "nextn_predict_layers" | "vocab_size" | "leading_dense_block_count") => {}
+            Some("attention.recurrent_layers" | "full_attention_interval") if hybrid => {}
+            Some("attention.sliding_window_pattern") if sliding => {}
+            Some("attention.sliding_window") if full_only => {}
+            Some(short) if place.ty == ValueType::Array && !WHOLE.contains(&short) => {
+                write_array(&mut header, model, key, short, entry, layers)?;
+            }
+            _ => header.raw(entry),
+        }
+    }
+
+    header.u32(&model.full_key("block_count"), layers.len() as u32);
+    if model.mtp_layers() > 0 {
+        header.u32(&model.full_key("nextn_predict_layers"), 0);
+    }
+    if let Some(dense) = model.get("leading_dense_block_count").and_then(Value::as_u32) {
+        header.u32(
+            &model.full_key("leading_dense_block_count"),
+            dense.saturating_sub(start).min(end - start),
+        );
+    }
+    if hybrid {
+        let recurrent: Vec<bool> = layers.iter().map(|layer| kind(layer) == LayerKind::Recurrent).collect();
+        header.flags(&model.full_key("attention.recurrent_layers"), &recurrent);
+    }
+    if sliding && !full_only {
+        let slides: Vec<bool> = layers.iter().map(|layer| kind(layer) == LayerKind::Sliding).collect();
+        header.flags(&model.full_key("attention.sliding_window_pattern"), &slides);
+    }
+    write_head_lengths(&mut header, model)?;
+    header.u32(
+        &model.full_key("vocab_size"),
+        if role.last { model.vocabulary()? } else { 1 },
+    );
+    if !role.last {
+        header.text("tokenizer.ggml.model", "no_vocab");
+    }
+    header.u32(KEY_START, start);
+    header.u32(KEY_END, end);
+    header.u32(KEY_LAYERS, end - start);
+    write_origin(&mut header, model);
+    Ok(header)
+}
+
+/// Metadata of the vocabulary file: the model's.
+pub(super) fn of_vocabulary(model: &Model) -> Header {
+    let mut header = Header::default();
+    for (key, entry, _) in model.metadata().raw() {
+        if !key.starts_with("split.") {
+            header.raw(entry);
+        }
+    }
+    write_origin(&mut header, model);
+    header
+}
+
+/// Metadata of the MTP file: a model that has MTP blocks and no trunk.
+pub(super) fn of_mtp(model: &Model) -> Result<Header, Error> {
+    let blocks: Vec<u32> = (model.layers()..model.block_count()).collect();
+    let prefix = model.full_key("");
+    let mut header = Header::default();
+    for (key, entry, place) in model.metadata().raw() {
+        match key.strip_prefix(&prefix) {
+            None if key.starts_with("split.") || key.starts_with("tokenizer.") => {}
+            None if key == TENSOR_NAMES => return Err(Error::NamesTensors { key: TENSOR_NAMES }),
+            Some("block_count" | "vocab_size" | "leading_dense_block_count") => {}
+            Some(short) if place.ty == ValueType::Array && !WHOLE.contains(&short) => {
+                write_array(&mut header, model, key, short, entry, &blocks)?;
+            }
+            _ => header.raw(entry),
+        }
+    }
+    header.u32(&model.full_key("block_count"), model.mtp_layers());
+    write_head_lengths(&mut header, model)?;
+    header.u32(&model.full_key("vocab_size"), model.vocabulary()?);
+    header.text("tokenizer.ggml.model", "no_vocab");
+    write_origin(&mut header, model);
+    Ok(header)
+}
+
+/// Which model a file is of.
+fn write_origin(header: &mut Header, model: &Model) {
+    header.u32(KEY_MODEL_LAYERS, model.layers());
+    header.text(KEY_IDENTITY, &model.identity().to_string());
+}
+
+/// An array under the architecture's prefix: cut to the window where it has one value for each block.
+fn write_array(
+    header: &mut Header,
+    model: &Model,
+    key: &str,
+    short: &str,
+    entry: &[u8],
+    layers: &[u32],
+) -> Result<(), Error> {
+    let Some(array) = model.metadata().get(key).and_then(Value::as_array) else {
+        return Ok(());
+    };
+    let blocks = model.block_count();
+    if !PER_LAYER.contains(&short) {
+        if array.len() == blocks as usize {
+            return Err(Error::UnknownArray { key: key.into() });
+        }
+        header.raw(entry);
+        return Ok(());
+    }
+    if array.len() != blocks as usize {
+        return Err(model::Error::ArrayLength {
+            key: key.into(),
+            found: array.len(),
+            blocks,
+        }
+        .into());
+    }
+    let values: Option<Vec<&[u8]>> = layers
+        .iter()
+        .map(|layer| array.element_bytes(*layer as usize))
+        .collect();
+    let values = values.ok_or_else(|| model::Error::Key {
+        key: key.into(),
+        expected: "an array of numbers",
+    })?;
+    header.array(key, array.element_type() as u32, values.into_iter());
+    Ok(())
+}
+
+/// llama.cpp takes a missing key or value length from the heads of layer 0; with heads that differ from layer to layer
+/// the window's layer 0 would give another one.
+fn write_head_lengths(header: &mut Header, model: &Model) -> Result<(), Error> {
+    let heads = "attention.head_count";
+    if model.get(heads).and_then(Value::as_array).is_none() {
+        return Ok(());
+    }
+    let first = model
+        .per_layer(heads)?
+        .and_then(|heads| heads.first().copied())
+        .unwrap_or(0);
+    let Some(length) = u64::from(model.embedding_length()).checked_div(first) else {
+        return Ok(());
+    };
+    for key in ["attention.key_length", "attention.value_length"] {
+        if model.get(key).is_none() {
+            header.u32(&model.full_key(key), length as u32);
+        }
+    }
+    Ok(())
+}
