@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use crate::supervise::Exit;
+
 /// Exit code of a wrong command line or Ring.
 pub const USAGE: u8 = 2;
 /// Exit code when a stage of a running ring was lost.
@@ -15,12 +17,16 @@ Exit codes: 0 done, 1 failed, 2 the command line or the Ring is wrong, 3 a stage
 
 /// A stage of a running ring ended by itself.
 #[derive(Debug, thiserror::Error)]
-#[error("the ring lost {stage}; its log is {log}")]
+#[error("the ring lost a stage: {exit}; its log is {}", exit.log.display())]
 pub struct StageLost {
-    /// rank, layers, and how it ended
-    pub stage: String,
-    /// path of its log file
-    pub log: String,
+    /// which, and how
+    pub exit: Exit,
+}
+
+impl From<Exit> for StageLost {
+    fn from(exit: Exit) -> Self {
+        StageLost { exit }
+    }
 }
 
 /// Ctrl-C or SIGTERM came before the command was done.
@@ -93,10 +99,16 @@ mod tests {
     fn exit_codes_tell_failures_apart() {
         let code = |error: anyhow::Error| format!("{:?}", tell(&error));
         let of = |code: u8| format!("{:?}", ExitCode::from(code));
-        let lost = StageLost {
-            stage: "rank 1".to_owned(),
-            log: "log".to_owned(),
-        };
+        let lost = StageLost::from(Exit {
+            name: "rank 1".to_owned(),
+            status: None,
+            last_line: String::new(),
+            log: "rank-1.log".into(),
+        });
+        assert_eq!(
+            lost.to_string(),
+            "the ring lost a stage: rank 1 ended; its log is rank-1.log"
+        );
         assert_eq!(code(anyhow::Error::new(lost).context("up")), of(STAGE_LOST));
         assert_eq!(code(Interrupted.into()), of(INTERRUPTED));
         let ring: anyhow::Result<kvasir_api::Ring> = kvasir_api::from_yaml("kind: Pod").context("x.yaml");

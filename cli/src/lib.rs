@@ -1,11 +1,13 @@
 //! The `kvasir` command line: runs a Ring on this machine, plans it, cuts windows, chats with it, measures it.
 //!
-//! One module per command (`up`, `plan`, `slice`, `chat`). `planned` reads a Ring and plans it, `supervise`
-//! keeps child processes, `table` prints, `failure` says what went wrong and with which exit code.
+//! One module per command (`up`, `plan`, `slice`, `chat`, `bench`). `planned` reads a Ring and plans it, `local` is a
+//! ring of processes on this machine, `supervise` keeps child processes, `table` prints, `failure` says what went wrong
+//! and with which exit code.
 
 pub mod bench;
 pub mod chat;
 pub mod failure;
+mod local;
 pub mod plan;
 pub mod planned;
 pub mod slice;
@@ -32,6 +34,7 @@ enum Command {
     Plan(plan::Plan),
     Slice(slice::Slice),
     Chat(chat::Chat),
+    Bench(bench::Bench),
     /// What `kvasir up` starts for each window: the command line of `kvasir-stage`
     #[command(hide = true)]
     Stage(kvasir_stage::cli::Cli),
@@ -74,6 +77,7 @@ async fn block_on(command: Command) -> anyhow::Result<()> {
         Command::Plan(plan) => plan.run().await,
         Command::Slice(slice) => slice.run().await,
         Command::Chat(chat) => chat.run().await,
+        Command::Bench(bench) => bench.run().await,
         // `run` took it: a stage makes a runtime of its own.
         Command::Stage(_) => Ok(()),
     }

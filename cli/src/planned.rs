@@ -6,11 +6,10 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use kvasir_api::{Ring, RingSpec};
+use kvasir_api::{Backend, Ring, RingSpec};
 use kvasir_gguf::{ModelSource, source};
 use kvasir_plan::{
-    BoundaryType, CacheType, Device, LayerRange, MarketTerms, ModelProfile, Placement, Plan, RankManifest, Request,
-    Window, WindowHolder, plan,
+    Device, LayerRange, ModelProfile, Placement, Plan, RankManifest, Request, Window, WindowHolder, plan,
 };
 use secrecy::SecretString;
 
@@ -20,14 +19,9 @@ use crate::table;
 pub const TOKEN_HELP: &str = "\
 KVASIR_SOURCE_TOKEN in the environment (for Hugging Face, HF_TOKEN too) is sent to the model's source as bearer token.";
 
-/// What the planner is told of a stage on this machine. Stages that share a machine are alike, so only ratios matter.
-const DECODE: u64 = 20_000_000_000;
-const PREFILL: u64 = 200_000_000_000;
+/// What the loopback is to the planner.
 const LOOPBACK_LATENCY: Duration = Duration::from_micros(20);
 const LOOPBACK_BANDWIDTH: u64 = 5_000_000_000;
-
-/// Name of this machine where the Ring has no pools.
-const HERE: &str = "local";
 
 /// Which Ring, and into how many stages.
 #[derive(Clone, Debug, clap::Args)]
@@ -67,8 +61,24 @@ impl RingArgs {
         let reader = source::open(&source, &access(&source))?;
         let model = source::read_model(&*reader, &[]).await?;
         let profile = ModelProfile::of(&model).context("the model can't be planned")?;
-        let request = self.request(&ring.spec, &profile)?;
-        let devices = devices(&ring.spec, &request, memory())?;
+        let mut request = ring.spec.request()?;
+        if let Some(stages) = self.stages {
+            let bytes: Vec<u64> = profile.layers.iter().map(|layer| layer.bytes).collect();
+            let windows = even_windows(&bytes, profile.last_start, stages)?.into_iter();
+            request.windows = windows
+                .map(|layers| Window {
+                    layers,
+                    holder: WindowHolder::Any,
+                })
+                .collect();
+        }
+        let mut devices = ring.spec.devices()?;
+        if devices.is_empty() {
+            devices.push(this_machine(&request));
+            // Stages of one machine share its cores: a second lap would only take turns with the first, and threads
+            // that wait for each other spin.
+            request.laps.max_laps = 1;
+        }
         let plan = plan(&profile, &devices, &request).context("the Ring can't be planned onto this machine")?;
         let name = ring.metadata.name.as_deref().unwrap_or_default();
         let manifest = plan.manifest(name, &ring.spec.model.name);
@@ -79,60 +89,6 @@ impl RingArgs {
             manifest,
         })
     }
-
-    fn request(&self, spec: &RingSpec, profile: &ModelProfile) -> anyhow::Result<Request> {
-        let market = spec.market();
-        let terms = MarketTerms {
-            max_layers: market.max_layers.try_into()?,
-            max_window_bytes: kvasir_api::bytes(&market.max_window_bytes)?,
-        };
-        let windows = match self.stages {
-            Some(stages) => {
-                let bytes: Vec<u64> = profile.layers.iter().map(|layer| layer.bytes).collect();
-                let windows = even_windows(&bytes, profile.last_start, stages)?;
-                windows
-                    .into_iter()
-                    .map(|layers| Window {
-                        layers,
-                        holder: WindowHolder::Any,
-                    })
-                    .collect()
-            }
-            None => spec.windows.iter().map(window).collect::<anyhow::Result<_>>()?,
-        };
-        Ok(Request {
-            context_length: spec.context_length.try_into()?,
-            sequences: spec.sequences.try_into()?,
-            cache_type: match spec.cache_type {
-                kvasir_api::CacheType::F16 => CacheType::F16,
-                kvasir_api::CacheType::Q8_0 => CacheType::Q8_0,
-            },
-            boundary_type: match spec.boundary_type() {
-                kvasir_api::BoundaryType::F32 => BoundaryType::F32,
-                kvasir_api::BoundaryType::Bf16 => BoundaryType::Bf16,
-                kvasir_api::BoundaryType::Q8_0 => BoundaryType::Q8_0,
-            },
-            exact: spec.exact,
-            trusted_ends: market.trusted_ends,
-            market: (terms.max_layers > 0).then_some(terms),
-            windows,
-            ..Request::default()
-        })
-    }
-}
-
-fn window(window: &kvasir_api::Window) -> anyhow::Result<Window> {
-    Ok(Window {
-        layers: LayerRange {
-            start: window.layers.start.try_into()?,
-            end: window.layers.end.try_into()?,
-        },
-        holder: match &window.pool {
-            Some(pool) => WindowHolder::Device(pool.clone()),
-            None if window.open => WindowHolder::Open,
-            None => WindowHolder::Any,
-        },
-    })
 }
 
 /// Cuts layers of so many bytes into `stages` windows that are as alike as whole layers allow; the last one starts at
@@ -166,28 +122,20 @@ fn even_windows(bytes: &[u64], last_start: u32, stages: u32) -> anyhow::Result<V
         .collect())
 }
 
-/// The Ring's pools as if they were here, or this machine where there are none.
-fn devices(spec: &RingSpec, request: &Request, memory: u64) -> anyhow::Result<Vec<Device>> {
-    let device = |name: &str, max_stages, memory| Device {
-        name: name.to_owned(),
+/// This machine as the planner's device, for a Ring without pools: as many stages as it has windows, each of which may
+/// take all the memory that is free.
+fn this_machine(request: &Request) -> Device {
+    let (decode, prefill) = Backend::Cpu.nominal_speed();
+    Device {
+        name: "local".to_owned(),
         placement: Placement::Inside,
-        max_stages,
-        memory,
-        decode: DECODE,
-        prefill: PREFILL,
+        max_stages: request.windows.len().max(1) as u32,
+        memory: memory(),
+        decode,
+        prefill,
         latency: LOOPBACK_LATENCY,
         bandwidth: LOOPBACK_BANDWIDTH,
-    };
-    if spec.pools.is_empty() {
-        return Ok(vec![device(HERE, request.windows.len().max(1).try_into()?, memory)]);
     }
-    spec.pools
-        .iter()
-        .map(|pool| {
-            let budget = kvasir_api::bytes(&pool.memory).with_context(|| format!("pool {}", pool.name))?;
-            Ok(device(&pool.name, pool.max_stages.try_into()?, budget))
-        })
-        .collect()
 }
 
 fn source_of(spec: &RingSpec) -> anyhow::Result<ModelSource> {

@@ -189,13 +189,29 @@ async fn copy_to_log(from: Option<impl AsyncRead + Unpin>, mut log: File) -> Str
         kept.extend_from_slice(&piece[..count]);
         kept.drain(..kept.len().saturating_sub(KEPT));
     }
-    let text = String::from_utf8_lossy(&kept);
-    text.lines()
-        .rev()
-        .map(str::trim)
-        .find(|line| !line.is_empty())
-        .unwrap_or_default()
-        .to_owned()
+    last_words(&String::from_utf8_lossy(&kept)).to_owned()
+}
+
+/// The last line, unless it is a log line that tells of no error: such a one says nothing of an end. A panic's last line
+/// is a hint how to see more; it is passed over.
+fn last_words(text: &str) -> &str {
+    let mut lines = text.lines().rev().map(str::trim);
+    let last = lines
+        .find(|line| !line.is_empty() && !line.starts_with("note: "))
+        .unwrap_or_default();
+    match log_line(last) {
+        Some(("ERROR", said)) => said,
+        Some(_) => "",
+        None => last,
+    }
+}
+
+/// Level and text of a line that a stage logged: time, level, text.
+fn log_line(line: &str) -> Option<(&str, &str)> {
+    let (time, rest) = line.split_once(' ')?;
+    let (level, said) = rest.trim_start().split_once(' ')?;
+    let known = ["ERROR", "WARN", "INFO", "DEBUG", "TRACE"].contains(&level);
+    (known && time.ends_with('Z')).then_some((level, said))
 }
 
 #[cfg(test)]
@@ -239,6 +255,21 @@ mod tests {
             "first\nthe disk is full\n\n"
         );
         assert!(children.next_exit().await.is_none());
+    }
+
+    #[test]
+    fn last_words_are_an_errors_and_nothing_that_was_logged_in_passing() {
+        let info = "2026-11-30T01:40:53.164189Z  INFO both links are up epoch=1";
+        let error = "2026-11-30T01:40:54.300786Z ERROR cannot load the window: no memory";
+        let panic = "thread 'engine' panicked at src/x.rs:1:1:\nindex out of bounds\nnote: run with RUST_BACKTRACE=1\n";
+        assert_eq!(last_words(&format!("{error}\n{info}\n")), "");
+        assert_eq!(
+            last_words(&format!("{info}\n{error}\n\n")),
+            "cannot load the window: no memory"
+        );
+        assert_eq!(last_words(panic), "index out of bounds");
+        assert_eq!(last_words("GGML_ASSERT(n > 0) failed"), "GGML_ASSERT(n > 0) failed");
+        assert_eq!(last_words(""), "");
     }
 
     #[tokio::test]

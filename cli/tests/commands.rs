@@ -40,7 +40,10 @@ impl Folder {
     /// Eight layers of random weights.
     fn model(&self) -> PathBuf {
         let path = self.path("model.gguf");
-        RandomModel::new(Architecture::Llama).vocabulary(Vocabulary::Bytes).write(&path).unwrap();
+        RandomModel::new(Architecture::Llama)
+            .vocabulary(Vocabulary::Bytes)
+            .write(&path)
+            .unwrap();
         path
     }
 }
@@ -76,13 +79,19 @@ fn prints(arguments: &[&str]) -> String {
 fn a_ring_file_that_is_missing_is_named() {
     let (code, error) = fails(&["plan", "no/such/ring.yaml"]);
     assert_eq!(code, 1);
-    assert_eq!(error, "error: can't read the Ring no/such/ring.yaml\n  because: No such file or directory (os error 2)\n");
+    assert_eq!(
+        error,
+        "error: can't read the Ring no/such/ring.yaml\n  because: No such file or directory (os error 2)\n"
+    );
 }
 
 #[test]
 fn e1_a_typo_in_a_ring_is_named_by_its_path() {
     let folder = Folder::new();
-    let ring = folder.ring(&file(&folder.path("model.gguf")), &json!({"stagse": 3, "contextLength": "long"}));
+    let ring = folder.ring(
+        &file(&folder.path("model.gguf")),
+        &json!({"stagse": 3, "contextLength": "long"}),
+    );
     for command in ["plan", "up"] {
         let (code, error) = fails(&[command, text(&ring)]);
         assert_eq!(code, 2);
@@ -99,7 +108,10 @@ fn a_model_that_is_missing_is_named() {
     let ring = folder.ring(&file(Path::new("/no/such/model.gguf")), &json!({}));
     let (code, error) = fails(&["plan", text(&ring)]);
     assert_eq!(code, 1);
-    assert!(error.starts_with("error: /no/such/model.gguf can't be read\n"), "{error}");
+    assert!(
+        error.starts_with("error: /no/such/model.gguf can't be read\n"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -108,7 +120,10 @@ fn a_file_that_is_no_gguf_is_named() {
     let model = folder.path("model.gguf");
     fs::write(&model, vec![b'x'; 100_000]).unwrap();
     let ring = folder.ring(&file(&model), &json!({}));
-    for arguments in [vec!["plan", text(&ring)], vec!["slice", text(&model), "0..1", "-o", "out.gguf"]] {
+    for arguments in [
+        vec!["plan", text(&ring)],
+        vec!["slice", text(&model), "0..1", "-o", "out.gguf"],
+    ] {
         let (code, error) = fails(&arguments);
         assert_eq!(code, 1);
         assert!(error.starts_with(&format!("error: {} ", model.display())), "{error}");
@@ -120,7 +135,10 @@ fn a_file_that_is_no_gguf_is_named() {
 #[test]
 fn a_volume_can_only_be_read_in_a_cluster() {
     let folder = Folder::new();
-    let ring = folder.ring(&json!({"persistentVolumeClaim": {"claimName": "c", "path": "m.gguf"}}), &json!({}));
+    let ring = folder.ring(
+        &json!({"persistentVolumeClaim": {"claimName": "c", "path": "m.gguf"}}),
+        &json!({}),
+    );
     let (_, error) = fails(&["plan", text(&ring)]);
     assert!(error.contains("name it with source.file to run it here"), "{error}");
 }
@@ -141,7 +159,11 @@ fn a_port_in_use_is_told_before_anything_is_fetched() {
          because: Address already in use (os error 98)\n"
     );
     assert_eq!(error, expected);
-    assert_eq!(source.accept().unwrap_err().kind(), ErrorKind::WouldBlock, "the source was asked");
+    assert_eq!(
+        source.accept().unwrap_err().kind(),
+        ErrorKind::WouldBlock,
+        "the source was asked"
+    );
     assert!(!folder.path("up").exists());
 }
 
@@ -176,7 +198,8 @@ fn stages_can_be_counted_instead_of_cut_by_hand() {
     let folder = Folder::new();
     let ring = folder.ring(&file(&folder.model()), &json!({}));
     let windows = |stages: &str| {
-        let shown: Value = serde_json::from_str(&prints(&["plan", text(&ring), "--stages", stages, "-o", "json"])).unwrap();
+        let shown: Value =
+            serde_json::from_str(&prints(&["plan", text(&ring), "--stages", stages, "-o", "json"])).unwrap();
         let ranks = shown["ranks"].as_array().unwrap().clone();
         let ends = ranks.iter().map(|rank| rank["layers"]["end"].as_u64().unwrap());
         ends.collect::<Vec<_>>()
@@ -184,7 +207,10 @@ fn stages_can_be_counted_instead_of_cut_by_hand() {
     assert_eq!(windows("1"), [8]);
     assert_eq!(windows("4"), [2, 4, 6, 8]);
     let (_, error) = fails(&["plan", text(&ring), "--stages", "9"]);
-    assert_eq!(error, "error: the model can be cut into 8 stages at most, not 9: lower --stages\n");
+    assert_eq!(
+        error,
+        "error: the model can be cut into 8 stages at most, not 9: lower --stages\n"
+    );
 }
 
 #[test]
@@ -194,7 +220,10 @@ fn windows_that_leave_layers_out_are_refused_by_name() {
     let ring = folder.ring(&file(&folder.model()), &windows);
     let (code, error) = fails(&["plan", text(&ring)]);
     assert_eq!(code, 1);
-    assert_eq!(error, "error: the Ring can't be planned onto this machine\n  because: no window holds layers 3..4\n");
+    assert_eq!(
+        error,
+        "error: the Ring can't be planned onto this machine\n  because: no window holds layers 3..4\n"
+    );
 }
 
 #[test]
@@ -216,7 +245,10 @@ fn a_slice_outside_the_model_or_at_the_wrong_end_is_refused() {
     let (model, out) = (folder.model(), folder.path("window.gguf"));
     let slice = |rest: &[&str]| fails(&[&["slice", text(&model), "-o", text(&out)], rest].concat());
     let (code, error) = slice(&["4..9"]);
-    assert_eq!((code, error.as_str()), (1, "error: layers 4..9 are not within the model's 8 layers\n"));
+    assert_eq!(
+        (code, error.as_str()),
+        (1, "error: layers 4..9 are not within the model's 8 layers\n")
+    );
     assert!(slice(&["0..3", "--last"]).1.contains("must end at layer 8"));
     assert!(slice(&["2..3", "--first"]).1.contains("starts at layer 0"));
     let (code, error) = slice(&["3..3"]);
@@ -232,7 +264,10 @@ fn chat_says_that_nobody_is_there() {
     drop(listener);
     let (code, error) = fails(&["chat", "--url", &url, "hello"]);
     assert_eq!(code, 1);
-    assert!(error.starts_with(&format!("error: nothing answers at {url}: is the ring up?")), "{error}");
+    assert!(
+        error.starts_with(&format!("error: nothing answers at {url}: is the ring up?")),
+        "{error}"
+    );
 }
 
 /// An endpoint that takes one connection after the other and gives the answers in order, as they are.
@@ -245,7 +280,10 @@ fn endpoint(answers: Vec<String>) -> (String, std::thread::JoinHandle<Vec<String
             let (mut stream, _) = listener.accept().unwrap();
             let (mut request, mut piece) = (Vec::new(), [0; 4096]);
             // The bodies are small JSON objects and come with the head, or right after it.
-            while !request.ends_with(b"}") && !(request.starts_with(b"GET") && request.ends_with(b"\r\n\r\n")) {
+            let whole = |request: &[u8]| {
+                request.ends_with(b"}") || (request.starts_with(b"GET") && request.ends_with(b"\r\n\r\n"))
+            };
+            while !whole(&request) {
                 let count = stream.read(&mut piece).unwrap();
                 request.extend_from_slice(&piece[..count]);
             }
@@ -259,12 +297,19 @@ fn endpoint(answers: Vec<String>) -> (String, std::thread::JoinHandle<Vec<String
 
 fn answer(status: &str, content_type: &str, body: &str) -> String {
     let length = body.len();
-    format!("HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}")
+    format!(
+        "HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+    )
 }
 
 #[test]
 fn chat_streams_the_answer_to_stdout_and_sends_the_key_in_a_header() {
-    let delta = |text: &str| format!("data: {}\n\n", json!({"choices": [{"index": 0, "delta": {"content": text}}]}));
+    let delta = |text: &str| {
+        format!(
+            "data: {}\n\n",
+            json!({"choices": [{"index": 0, "delta": {"content": text}}]})
+        )
+    };
     let events = format!(": alive\n\n{}{}data: [DONE]\n\n", delta("Par"), delta("is."));
     let models = json!({"object": "list", "data": [{"id": "tiny"}]}).to_string();
     let (url, served) = endpoint(vec![
@@ -272,17 +317,35 @@ fn chat_streams_the_answer_to_stdout_and_sends_the_key_in_a_header() {
         answer("200 OK", "text/event-stream", &events),
     ]);
     let mut command = Command::cargo_bin("kvasir").unwrap();
-    let chat = command.args(["chat", "--url", &url, "--temperature", "0", "What is the capital of France?"]);
+    let chat = command.args([
+        "chat",
+        "--url",
+        &url,
+        "--temperature",
+        "0",
+        "What is the capital of France?",
+    ]);
     let output = chat.env("KVASIR_API_KEY", "s3cret").output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "Paris.\n");
     let requests = served.join().unwrap();
-    assert!(requests.iter().all(|request| request.contains("authorization: Bearer s3cret\r\n")));
-    assert!(!requests.iter().any(|request| request.lines().next().unwrap().contains("s3cret")));
+    assert!(
+        requests
+            .iter()
+            .all(|request| request.contains("authorization: Bearer s3cret\r\n"))
+    );
+    assert!(
+        !requests
+            .iter()
+            .any(|request| request.lines().next().unwrap().contains("s3cret"))
+    );
     let body: Value = serde_json::from_str(requests[1].split_once("\r\n\r\n").unwrap().1).unwrap();
     assert_eq!(body["model"], "tiny");
     assert_eq!(body["stream"], true);
-    assert_eq!(body["messages"], json!([{"role": "user", "content": "What is the capital of France?"}]));
+    assert_eq!(
+        body["messages"],
+        json!([{"role": "user", "content": "What is the capital of France?"}])
+    );
 }
 
 #[test]
@@ -302,7 +365,10 @@ fn chat_repeats_the_endpoints_own_words_when_it_refuses_or_breaks_off() {
     );
     let lost = format!("data: {}\n\n", json!({"error": {"message": "the ring lost a stage"}}));
     let (code, error) = chat(answer("200 OK", "text/event-stream", &lost));
-    assert_eq!((code, error.as_str()), (1, "error: the endpoint stopped the answer: the ring lost a stage\n"));
+    assert_eq!(
+        (code, error.as_str()),
+        (1, "error: the endpoint stopped the answer: the ring lost a stage\n")
+    );
     let cut = "data: {\"choices\":[{\"delta\":{\"content\":\"Par\"}}]}\n\n";
     let (code, error) = chat(answer("200 OK", "text/event-stream", cut));
     assert_eq!((code, error.as_str()), (1, "error: the answer broke off\n"));
@@ -312,9 +378,19 @@ fn chat_repeats_the_endpoints_own_words_when_it_refuses_or_breaks_off() {
 fn every_flag_says_what_it_does_and_which_variable_sets_it() {
     for command in ["up", "plan", "slice", "chat"] {
         let help = prints(&[command, "--help"]);
-        for flag in help.lines().filter(|line| line.trim_start().starts_with('-') && line.contains("--")) {
+        for flag in help
+            .lines()
+            .filter(|line| line.trim_start().starts_with('-') && line.contains("--"))
+        {
             let known = flag.contains("--help") || flag.contains("[env: KVASIR_");
-            let below = || help.split(flag).nth(1).unwrap().lines().take(4).any(|line| line.contains("[env: KVASIR_"));
+            let below = || {
+                help.split(flag)
+                    .nth(1)
+                    .unwrap()
+                    .lines()
+                    .take(4)
+                    .any(|line| line.contains("[env: KVASIR_"))
+            };
             assert!(known || below(), "{command}: {flag}");
         }
     }

@@ -1,47 +1,59 @@
 //! What is made of a bench's measurements: medians over interleaved pairs.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 /// One measured run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub struct Run {
+pub(super) struct Run {
     /// tokens decoded per second
-    pub decode: f64,
+    pub(super) decode: f64,
     /// prompt tokens computed per second
-    pub prefill: f64,
+    pub(super) prefill: f64,
+}
+
+impl Run {
+    /// A prompt that took `prefill` until its first token was there, and `tokens` tokens, of which those after the first
+    /// took `decode`.
+    pub(super) fn new(prompt: usize, prefill: Duration, tokens: u32, decode: Duration) -> Self {
+        Run {
+            decode: f64::from(tokens - 1) / decode.as_secs_f64(),
+            prefill: prompt as f64 / prefill.as_secs_f64(),
+        }
+    }
 }
 
 /// The whole model in one process and the ring, one right after the other, so that what slows the machine down slows
 /// both.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Pair {
+pub(super) struct Pair {
     /// whole model, one process
-    pub whole: Run,
+    pub(super) whole: Run,
     /// the ring
-    pub ring: Run,
+    pub(super) ring: Run,
 }
 
 /// The outcome of a bench.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Summary {
+pub(super) struct Summary {
     /// median over pairs of the ring's decode speed by the whole model's
-    pub decode_ratio: f64,
+    pub(super) decode_ratio: f64,
     /// median over pairs of the ring's prefill speed by the whole model's
-    pub prefill_ratio: f64,
-    /// median time that one hop adds to a lap, in milliseconds; none for a ring of one
-    pub hop_ms_median: Option<f64>,
+    pub(super) prefill_ratio: f64,
+    /// median time that one hop adds to a decode lap, in milliseconds; none when no lap was timed
+    pub(super) hop_ms_median: Option<f64>,
     /// median speeds of the whole model
-    pub whole: Run,
+    pub(super) whole: Run,
     /// median speeds of the ring
-    pub ring: Run,
+    pub(super) ring: Run,
     /// all pairs, in the order measured
-    pub pairs: Vec<Pair>,
+    pub(super) pairs: Vec<Pair>,
 }
 
 impl Summary {
     /// Sums up pairs and hop times (milliseconds); none without a pair.
-    pub fn new(pairs: Vec<Pair>, hops_ms: &[f64]) -> Option<Self> {
+    pub(super) fn new(pairs: Vec<Pair>, hops_ms: &[f64]) -> Option<Self> {
         let over = |value: fn(&Pair) -> f64| median(&pairs.iter().map(value).collect::<Vec<_>>());
         Some(Summary {
             decode_ratio: over(|pair| pair.ring.decode / pair.whole.decode)?,
@@ -84,6 +96,18 @@ mod tests {
                 prefill: 5.0 * ring,
             },
         }
+    }
+
+    #[test]
+    fn the_first_token_belongs_to_the_prompt() {
+        let run = Run::new(100, Duration::from_millis(500), 11, Duration::from_secs(2));
+        assert_eq!(
+            run,
+            Run {
+                decode: 5.0,
+                prefill: 200.0
+            }
+        );
     }
 
     #[test]

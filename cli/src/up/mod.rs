@@ -4,35 +4,27 @@
 //! them, and this process serves them the market: it proposes the manifest that rank 0 signs. The ring is up until a
 //! signal comes or a stage is lost; then all children are ended.
 
-mod children;
-mod fetching;
-mod folder;
 mod ready;
 
 use std::{
     cell::Cell,
+    io::Write,
     net::{Ipv4Addr, SocketAddr, TcpListener},
     path::PathBuf,
-    sync::Arc,
     time::Duration,
 };
 
 use anyhow::Context;
 use kvasir_api::Ring;
-use kvasir_market::{Board, Market, board::STALE_AFTER, router};
-use kvasir_plan::RankManifest;
-use kvasir_wire::trust::PublicKey;
-use secrecy::SecretString;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     failure::{Interrupted, StageLost},
+    local::{self, Folder, LocalMarket, Program, Served},
     planned::{self, RingArgs},
     supervise::Children,
     table::Output,
 };
-use children::{Program, Served};
-use folder::Folder;
 use ready::Up as RingUp;
 
 /// Time that a stage has to end once it was asked to.
@@ -70,8 +62,16 @@ impl Up {
     pub async fn run(self) -> anyhow::Result<()> {
         let ring = self.ring.read()?;
         let port = reserve(self.port)?;
+        if let Some(file) = &self.ready_file {
+            // That of an earlier run would say too much.
+            let _ = std::fs::remove_file(file);
+        }
         let interrupted = interrupted()?;
-        let folder = Folder::open(self.dir.clone(), ring.metadata.name.as_deref().unwrap_or_default())?;
+        let folder = Folder::open(
+            self.dir.clone(),
+            "up",
+            ring.metadata.name.as_deref().unwrap_or_default(),
+        )?;
         let mut children = Children::new(GRACE);
         let ready = Cell::new(false);
         let ended = tokio::select! {
@@ -103,14 +103,12 @@ impl Up {
         }
         let manifest = &planned.manifest;
         let program = Program::new(folder, manifest, &planned.source)?;
-        let fetched = fetching::fetch(&program, children).await?;
+        let fetched = local::fetch(&program, children).await?;
 
-        let (owner, url, token, market) = serve_market(folder, manifest).await?;
+        let market = LocalMarket::serve(folder.owner_key()?, manifest).await?;
         let api = port.local_addr()?;
         let served = Served {
-            market: url,
-            token,
-            owner,
+            market: &market,
             api,
             threads: self.threads,
             cache_type: ring.spec.cache_type,
@@ -118,17 +116,10 @@ impl Up {
         };
         // Rank 0 listens there itself.
         drop(port);
-        let pids = program.run_all(&served, &fetched, children)?;
-        let lost = |exit: crate::supervise::Exit| {
-            let log = exit.log.display().to_string();
-            anyhow::Error::from(StageLost {
-                stage: exit.to_string(),
-                log,
-            })
-        };
+        let pids = program.start(0..manifest.ranks.len(), &served, &fetched, children)?;
         let status = tokio::select! {
-            status = ready::wait(&market, &manifest.ring, api) => status?,
-            Some(exit) = children.next_exit() => return Err(lost(exit)),
+            status = ready::wait(&market, api) => status?,
+            Some(exit) = children.next_exit() => return Err(StageLost::from(exit).into()),
         };
         let up = RingUp::new(manifest, api, &status, &fetched, &pids);
         if !self.keep {
@@ -139,10 +130,17 @@ impl Up {
         }
         self.output.print(&up, RingUp::table)?;
         if self.output == Output::Table {
-            println!("\nendpoint: {}   (Ctrl-C ends the ring)", up.endpoint);
+            writeln!(
+                std::io::stdout(),
+                "\nendpoint: {}   (Ctrl-C ends the ring)",
+                up.endpoint
+            )?;
         }
         ready.set(true);
-        children.next_exit().await.map_or(Ok(()), |exit| Err(lost(exit)))
+        children
+            .next_exit()
+            .await
+            .map_or(Ok(()), |exit| Err(StageLost::from(exit).into()))
     }
 }
 
@@ -160,29 +158,4 @@ fn interrupted() -> anyhow::Result<impl Future<Output = ()>> {
     Ok(async move {
         futures::future::select_all(signals.iter_mut().map(|signal| Box::pin(signal.recv()))).await;
     })
-}
-
-/// Serves the market of this one ring on the loopback, behind a token that only its stages know.
-async fn serve_market(
-    folder: &Folder,
-    manifest: &RankManifest,
-) -> anyhow::Result<(PublicKey, String, SecretString, Arc<Market>)> {
-    let (owner, ring) = (folder.owner_key()?, manifest.ring.clone());
-    let public = owner.public();
-    let delegate = Box::new(move |node| Some(owner.delegate(ring.as_str(), node)));
-    let market = Arc::new(Market::new());
-    market.open(
-        &manifest.ring,
-        Board::new(manifest.clone(), public, delegate, STALE_AFTER),
-    );
-    let token = SecretString::from(uuid::Uuid::new_v4().simple().to_string());
-    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-    let url = format!("http://{}", listener.local_addr()?);
-    let router = router(market.clone(), Some(token.clone()));
-    tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, router).await {
-            tracing::error!(%error, "the market ended");
-        }
-    });
-    Ok((public, url, token, market))
 }

@@ -3,13 +3,15 @@
 use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::Context;
-use kvasir_market::{BoardStatus, Market, StageState};
+use kvasir_market::{BoardStatus, SlotStatus, StageState};
 use kvasir_plan::{LayerRange, RankManifest};
 use reqwest::Url;
 use serde::Serialize;
+use tokio::time::MissedTickBehavior;
 
 use crate::{
     http_client,
+    local::LocalMarket,
     table::{Column, Table, bytes},
 };
 
@@ -18,14 +20,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Waits until rank 0 says that a lap came home; what happens meanwhile is told on stderr. Doesn't give up: a large
 /// window takes long to load.
-pub(super) async fn wait(market: &Market, ring: &str, api: SocketAddr) -> anyhow::Result<BoardStatus> {
+pub(super) async fn wait(market: &LocalMarket, api: SocketAddr) -> anyhow::Result<BoardStatus> {
     let url = Url::parse(&format!("http://{api}/readyz"))?;
     let http = http_client(&url, Duration::from_secs(5))?;
     let mut look = tokio::time::interval(LOOK_EVERY);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut told: Vec<String> = Vec::new();
     loop {
         look.tick().await;
-        let status = market.status(ring).context("the market lost the ring")?;
+        let status = market.status().context("the market lost the ring")?;
         let now: Vec<String> = status.slots.iter().map(say).collect();
         for (rank, line) in now
             .iter()
@@ -35,6 +38,9 @@ pub(super) async fn wait(market: &Market, ring: &str, api: SocketAddr) -> anyhow
             eprintln!("rank {rank}: {line}");
         }
         told = now;
+        if status.epoch.is_none() {
+            continue;
+        }
         let answer = http.get(url.clone()).send().await;
         if answer.is_ok_and(|answer| answer.status().is_success()) {
             return Ok(status);
@@ -42,7 +48,7 @@ pub(super) async fn wait(market: &Market, ring: &str, api: SocketAddr) -> anyhow
     }
 }
 
-fn say(slot: &kvasir_market::SlotStatus) -> String {
+fn say(slot: &SlotStatus) -> String {
     let Some(report) = &slot.report else {
         return "starting".to_owned();
     };
@@ -91,7 +97,7 @@ impl Up {
         fetched: &[u64],
         pids: &[u32],
     ) -> Self {
-        let row = |((slot, fetched), pid): ((&kvasir_market::SlotStatus, &u64), &u32)| {
+        let row = |((slot, fetched), pid): ((&SlotStatus, &u64), &u32)| {
             let (resident_bytes, backend) = match slot.report.as_ref().map(|report| &report.state) {
                 Some(StageState::Ready {
                     resident_bytes,

@@ -45,7 +45,7 @@ fn plan() -> RankManifest {
         model: ModelRef {
             name: "tea".to_owned(),
             architecture: "llama".to_owned(),
-            identity: "b3:1".to_owned(),
+            identity: "1".repeat(64),
             embedding_length: 8,
             layers: 4,
             vocabulary: 10,
@@ -87,7 +87,7 @@ impl World {
         StageReport {
             holder: self.nodes[rank].holder("first", link),
             layers: plan().ranks[rank].layers,
-            identity: "b3:1".to_owned(),
+            identity: "1".repeat(64),
             state: StageState::Ready {
                 fetched_bytes: 7,
                 resident_bytes: 9,

@@ -33,7 +33,7 @@ fn template() -> RankManifest {
         model: ModelRef {
             name: "tea".to_owned(),
             architecture: "llama".to_owned(),
-            identity: "b3:1".to_owned(),
+            identity: "1".repeat(64),
             embedding_length: 8,
             layers: 6,
             vocabulary: 10,
@@ -74,7 +74,7 @@ fn report_of(node: usize, rank: usize, instance: &str, state: StageState) -> Sta
             },
         ),
         layers: template().ranks[rank].layers,
-        identity: "b3:1".to_owned(),
+        identity: "1".repeat(64),
         state,
         lost_epoch: None,
         lost_reason: None,
@@ -218,7 +218,7 @@ fn a_window_of_another_rank_or_model_is_refused() {
     let window = refuse(&mut board, 0, report(1, "first", READY));
     assert_eq!(window.to_string(), "rank 0 is layers 0..2, not 2..4: fetch that window");
     let mut other = report(0, "first", READY);
-    other.identity = "b3:2".to_owned();
+    other.identity = "2".repeat(64);
     assert_eq!(refuse(&mut board, 0, other).reason(), "WrongModel");
     assert_eq!(refuse(&mut board, 3, report(0, "first", READY)).reason(), "UnknownRank");
     let mut swapped = report(0, "first", READY);

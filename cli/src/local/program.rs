@@ -1,21 +1,20 @@
-//! The command lines of the stages that `kvasir up` starts.
+//! The command lines of the stages that this program starts.
 
-use std::{net::SocketAddr, path::PathBuf, process::Command};
+use std::{net::SocketAddr, ops::Range, path::PathBuf, process::Command};
 
 use anyhow::Context;
 use kvasir_gguf::ModelSource;
 use kvasir_plan::RankManifest;
-use kvasir_wire::trust::PublicKey;
 use secrecy::{ExposeSecret, SecretString};
 
-use super::folder::Folder;
+use super::{Folder, LocalMarket};
 use crate::{planned, supervise::Children};
 
 /// This program as a stage, and what all stages of one ring share.
 #[derive(Debug)]
-pub(super) struct Program<'a> {
-    pub(super) folder: &'a Folder,
-    pub(super) manifest: &'a RankManifest,
+pub(crate) struct Program<'a> {
+    pub(crate) folder: &'a Folder,
+    pub(crate) manifest: &'a RankManifest,
     executable: PathBuf,
     plan: PathBuf,
     source: String,
@@ -24,19 +23,22 @@ pub(super) struct Program<'a> {
 
 /// What a running stage needs besides its window.
 #[derive(Debug)]
-pub(super) struct Served {
-    pub(super) market: String,
-    pub(super) token: SecretString,
-    pub(super) owner: PublicKey,
-    pub(super) api: SocketAddr,
-    pub(super) threads: Option<u32>,
-    pub(super) cache_type: kvasir_api::CacheType,
-    pub(super) chat_template: Option<PathBuf>,
+pub(crate) struct Served<'a> {
+    /// where manifests come from
+    pub(crate) market: &'a LocalMarket,
+    /// where rank 0 serves the API
+    pub(crate) api: SocketAddr,
+    /// threads of each stage; none: one for each core
+    pub(crate) threads: Option<u32>,
+    /// precision of the cache
+    pub(crate) cache_type: kvasir_api::CacheType,
+    /// rank 0's template in place of the model's own
+    pub(crate) chat_template: Option<PathBuf>,
 }
 
 impl<'a> Program<'a> {
     /// Writes the plan to the folder; stages are this program's own `stage` command.
-    pub(super) fn new(folder: &'a Folder, manifest: &'a RankManifest, source: &ModelSource) -> anyhow::Result<Self> {
+    pub(crate) fn new(folder: &'a Folder, manifest: &'a RankManifest, source: &ModelSource) -> anyhow::Result<Self> {
         Ok(Program {
             folder,
             manifest,
@@ -48,7 +50,7 @@ impl<'a> Program<'a> {
     }
 
     /// Name of a rank in messages.
-    pub(super) fn name(&self, rank: usize) -> String {
+    pub(crate) fn name(&self, rank: usize) -> String {
         format!("rank {rank} (layers {})", self.manifest.ranks[rank].layers)
     }
 
@@ -63,13 +65,16 @@ impl<'a> Program<'a> {
         command
             .arg("--dir")
             .arg(self.folder.window(self.manifest, &self.manifest.ranks[rank]));
-        // Logs go to files. A setting of another stage's environment must not reach these.
-        command.env("NO_COLOR", "1").env_remove("KVASIR_ADVERTISE");
+        // Logs are files for people. What may be set for a stage that runs alone must not reach these.
+        command
+            .env("NO_COLOR", "1")
+            .env_remove("KVASIR_LOG_FORMAT")
+            .env_remove("KVASIR_ADVERTISE");
         command
     }
 
     /// `stage fetch` for a rank: events as JSON lines on stdout.
-    pub(super) fn fetch(&self, rank: usize) -> Command {
+    pub(crate) fn fetch(&self, rank: usize) -> Command {
         let mut command = self.command("fetch", rank);
         command.args(["--progress", "json", "--source", &self.source]);
         if let Some(token) = &self.source_token {
@@ -78,16 +83,16 @@ impl<'a> Program<'a> {
         command
     }
 
-    fn run(&self, served: &Served, rank: usize, fetched: u64) -> Command {
+    fn run(&self, served: &Served<'_>, rank: usize, fetched: u64) -> Command {
         let mut command = self.command("run", rank);
         command.args([
             "--exit-with-stdin",
             "--listen",
             "127.0.0.1:0",
             "--market",
-            &served.market,
+            &served.market.url,
         ]);
-        command.arg("--owner").arg(served.owner.to_string());
+        command.arg("--owner").arg(served.market.owner.to_string());
         command.arg("--key").arg(self.folder.node_key(rank));
         command.arg("--fetched-bytes").arg(fetched.to_string());
         command.args([
@@ -107,24 +112,25 @@ impl<'a> Program<'a> {
             }
         }
         command
-            .env("KVASIR_TOKEN", served.token.expose_secret())
+            .env("KVASIR_TOKEN", served.market.token.expose_secret())
             .env_remove("KVASIR_SOURCE_TOKEN");
         command
     }
 
-    /// Starts a stage for every rank and returns their process ids.
-    pub(super) fn run_all(
+    /// Starts a stage for each of `ranks`, whose windows took `fetched` bytes, and returns their process ids.
+    pub(crate) fn start(
         &self,
-        served: &Served,
+        ranks: Range<usize>,
+        served: &Served<'_>,
         fetched: &[u64],
         children: &mut Children,
     ) -> anyhow::Result<Vec<u32>> {
-        let start = |(rank, fetched): (usize, &u64)| {
-            let (command, log) = (self.run(served, rank, *fetched), self.folder.log(rank));
+        let start = |rank: usize| {
+            let (command, log) = (self.run(served, rank, fetched[rank]), self.folder.log(rank));
             children
                 .spawn(self.name(rank), command, &log, |_| {})
                 .with_context(|| format!("can't start {}", self.name(rank)))
         };
-        fetched.iter().enumerate().map(start).collect()
+        ranks.map(start).collect()
     }
 }

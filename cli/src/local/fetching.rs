@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde::Deserialize;
 
-use super::children::Program;
+use super::Program;
 use crate::{supervise::Children, table::bytes};
 
 /// Where there is no terminal, a window's progress is told this often.
@@ -43,7 +43,7 @@ struct Told {
 }
 
 /// Fetches the windows of all ranks and returns the bytes that each took from the source: 0 for one that was there.
-pub(super) async fn fetch(program: &Program<'_>, children: &mut Children) -> anyhow::Result<Vec<u64>> {
+pub(crate) async fn fetch(program: &Program<'_>, children: &mut Children) -> anyhow::Result<Vec<u64>> {
     let bars = std::io::stderr().is_terminal().then(MultiProgress::new);
     let ranks = 0..program.manifest.ranks.len();
     let told = Arc::new(Mutex::new(vec![Told::default(); ranks.len()]));

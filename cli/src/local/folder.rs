@@ -1,7 +1,7 @@
 //! The folder of one Ring on this machine: its windows, keys and logs, from one run to the next.
 //!
 //! ```text
-//! lock                       held while `kvasir up` runs
+//! lock                       held while a ring runs here
 //! owner.key  rank-N.key      keys of the owner and of each stage
 //! plan.json                  the plan that the stages read
 //! rank-N.log                 what a stage said in its last run
@@ -21,17 +21,17 @@ use kvasir_wire::trust::OwnerKey;
 /// Digits of a model's identity in names of folders; the stage checks the whole of it.
 const IDENTITY_DIGITS: usize = 16;
 
-/// An open folder, which no other `kvasir up` uses meanwhile.
+/// An open folder, which no other run uses meanwhile.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(crate) struct Folder {
     path: PathBuf,
     _lock: File,
 }
 
 impl Folder {
-    /// Opens `path`, or the folder of the ring in the cache, and makes it when it isn't there.
-    pub(super) fn open(path: Option<PathBuf>, ring: &str) -> anyhow::Result<Self> {
-        let path = path.map_or_else(|| Ok(cache()?.join("up").join(ring)), Ok::<_, anyhow::Error>)?;
+    /// Opens `path`, or the ring's folder for `purpose` in the cache, and makes it when it isn't there.
+    pub(crate) fn open(path: Option<PathBuf>, purpose: &str, ring: &str) -> anyhow::Result<Self> {
+        let path = path.map_or_else(|| Ok(cache()?.join(purpose).join(ring)), Ok::<_, anyhow::Error>)?;
         let path = std::path::absolute(&path)?;
         let opened = fs::create_dir_all(&path).and_then(|()| File::create(path.join("lock")));
         let lock =
@@ -39,7 +39,7 @@ impl Folder {
         match lock.try_lock() {
             Ok(()) => Ok(Folder { path, _lock: lock }),
             Err(TryLockError::WouldBlock) => bail!(
-                "another kvasir up runs in {}: end it, or choose another folder with --dir",
+                "another kvasir uses the folder {}: end it, or choose another with --dir",
                 path.display()
             ),
             Err(TryLockError::Error(error)) => Err(error).context("can't lock the folder"),
@@ -47,7 +47,7 @@ impl Folder {
     }
 
     /// The owner's key, made at the first run.
-    pub(super) fn owner_key(&self) -> anyhow::Result<OwnerKey> {
+    pub(crate) fn owner_key(&self) -> anyhow::Result<OwnerKey> {
         let path = self.path.join("owner.key");
         if path.exists() {
             return Ok(OwnerKey::load(&path)?);
@@ -58,34 +58,34 @@ impl Folder {
     }
 
     /// Where a stage keeps its key.
-    pub(super) fn node_key(&self, rank: usize) -> PathBuf {
+    pub(crate) fn node_key(&self, rank: usize) -> PathBuf {
         self.path.join(format!("rank-{rank}.key"))
     }
 
     /// Where a stage's stderr goes.
-    pub(super) fn log(&self, rank: usize) -> PathBuf {
+    pub(crate) fn log(&self, rank: usize) -> PathBuf {
         self.path.join(format!("rank-{rank}.log"))
     }
 
     /// Empties the log of a rank, so that it tells of this run alone.
-    pub(super) fn new_log(&self, rank: usize) -> io::Result<PathBuf> {
+    pub(crate) fn new_log(&self, rank: usize) -> io::Result<PathBuf> {
         let path = self.log(rank);
         File::create(&path)?;
         Ok(path)
     }
 
     /// The folder of a rank's window.
-    pub(super) fn window(&self, manifest: &RankManifest, rank: &Rank) -> PathBuf {
+    pub(crate) fn window(&self, manifest: &RankManifest, rank: &Rank) -> PathBuf {
         self.path.join("windows").join(window_name(manifest, rank))
     }
 
     /// Writes the plan for the stages to read.
-    pub(super) fn write_plan(&self, manifest: &RankManifest) -> anyhow::Result<PathBuf> {
+    pub(crate) fn write_plan(&self, manifest: &RankManifest) -> anyhow::Result<PathBuf> {
         self.write("plan.json", &serde_json::to_vec_pretty(manifest)?)
     }
 
     /// Writes the Ring's own chat template, if it has one.
-    pub(super) fn write_chat_template(&self, template: Option<&str>) -> anyhow::Result<Option<PathBuf>> {
+    pub(crate) fn write_chat_template(&self, template: Option<&str>) -> anyhow::Result<Option<PathBuf>> {
         template
             .map(|template| self.write("chat-template.jinja", template.as_bytes()))
             .transpose()
@@ -98,7 +98,7 @@ impl Folder {
     }
 
     /// Removes the windows that this plan doesn't use.
-    pub(super) fn forget_other_windows(&self, manifest: &RankManifest) -> io::Result<()> {
+    pub(crate) fn forget_other_windows(&self, manifest: &RankManifest) -> io::Result<()> {
         let used: Vec<String> = manifest.ranks.iter().map(|rank| window_name(manifest, rank)).collect();
         for entry in fs::read_dir(self.path.join("windows"))? {
             let entry = entry?;
@@ -154,17 +154,20 @@ mod tests {
     fn a_folder_serves_one_run_at_a_time() {
         let temporary = tempfile::tempdir().unwrap();
         let path = temporary.path().join("a/b");
-        let first = Folder::open(Some(path.clone()), "tea").unwrap();
-        let error = Folder::open(Some(path.clone()), "tea").unwrap_err();
-        assert!(error.to_string().starts_with("another kvasir up runs in"), "{error}");
+        let first = Folder::open(Some(path.clone()), "up", "tea").unwrap();
+        let error = Folder::open(Some(path.clone()), "up", "tea").unwrap_err();
+        assert!(
+            error.to_string().starts_with("another kvasir uses the folder"),
+            "{error}"
+        );
         drop(first);
-        Folder::open(Some(path), "tea").unwrap();
+        Folder::open(Some(path), "up", "tea").unwrap();
     }
 
     #[test]
     fn the_owner_stays_the_same_from_run_to_run() {
         let temporary = tempfile::tempdir().unwrap();
-        let open = || Folder::open(Some(temporary.path().into()), "tea").unwrap();
+        let open = || Folder::open(Some(temporary.path().into()), "up", "tea").unwrap();
         let first = open().owner_key().unwrap().public();
         assert_eq!(open().owner_key().unwrap().public(), first);
     }
@@ -172,7 +175,7 @@ mod tests {
     #[test]
     fn windows_of_other_plans_are_forgotten_and_shared_ones_stay() {
         let temporary = tempfile::tempdir().unwrap();
-        let folder = Folder::open(Some(temporary.path().into()), "tea").unwrap();
+        let folder = Folder::open(Some(temporary.path().into()), "up", "tea").unwrap();
         let (ours, identity) = ("a".repeat(64), "b".repeat(64));
         let (old, new) = (
             manifest(&ours, &[(0, 2), (2, 4)]),

@@ -1,0 +1,12 @@
+//! A ring of processes on this machine, which `up` serves and `bench` measures: its folder, the fetch of its windows,
+//! the command lines of its stages, and its market.
+
+mod fetching;
+mod folder;
+mod market;
+mod program;
+
+pub(crate) use fetching::fetch;
+pub(crate) use folder::Folder;
+pub(crate) use market::LocalMarket;
+pub(crate) use program::{Program, Served};
