@@ -11,7 +11,7 @@ binaries := kvasir kvasir-stage
 
 build:
 	scripts/install.sh build
-	cargo build --release
+	cargo build --locked --release --workspace
 	for binary in $(binaries); do install -D "$$CARGO_TARGET_DIR/release/$$binary" "bin/$$binary"; done
 
 demo: build

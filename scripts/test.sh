@@ -36,7 +36,7 @@ suite() {
 }
 
 # one profile for everything: llama.cpp is built once
-cargo=(--release --workspace)
+cargo=(--locked --release --workspace)
 suite fmt cargo fmt --all --check
 suite shell shellcheck scripts/*.sh .ci/run
 suite clippy cargo clippy "${cargo[@]}" --all-targets -- --deny warnings
