@@ -12,7 +12,7 @@ binaries := kvasir kvasir-stage
 build:
 	scripts/install.sh build
 	cargo build --locked --release --workspace
-	for binary in $(binaries); do install -D "$$CARGO_TARGET_DIR/release/$$binary" "bin/$$binary"; done
+	for binary in $(binaries); do install -D "$$CARGO_TARGET_DIR/release/$$binary" "bin/$$binary" || exit; done
 
 demo: build
 	scripts/install.sh demo
