@@ -21,7 +21,7 @@ pub(crate) use seat::{Seat, nanos_for};
 const EXACT_STEPS: usize = 2_000_000;
 
 /// Steps that the search through orders may take.
-const ORDER_STEPS: usize = 800_000;
+const ORDER_STEPS: usize = 500_000;
 
 /// What a way costs, most important first: layers left to the market, nanoseconds for one token, ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

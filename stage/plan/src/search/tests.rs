@@ -289,19 +289,26 @@ fn a_large_instance(seed: u64) -> (ModelProfile, Vec<Device>) {
     (profile(layers, 500 * MB), (0..64).map(device).collect())
 }
 
+/// Time that this thread has computed, where the system tells it (Linux): other programs don't count.
+fn computed() -> Option<Duration> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
+}
+
 #[test]
 fn sixty_four_devices_and_126_layers_are_planned_in_50_ms() {
+    const RUNS: u32 = 10;
     let request = Request::default();
     let (profile, devices) = a_large_instance(1);
-    let time = || {
-        let start = Instant::now();
+    let (start, before) = (Instant::now(), computed());
+    for _ in 0..RUNS {
         plan(&profile, &devices, &request).unwrap();
-        start.elapsed()
-    };
-    // the fastest of a few, since other programs run as well
-    let fastest = (0..12).map(|_| time()).min().unwrap();
-    println!("64 devices, 126 layers: {fastest:?}");
-    assert!(fastest < Duration::from_millis(50), "{fastest:?}");
+    }
+    let spent = computed()
+        .zip(before)
+        .map_or_else(|| start.elapsed(), |(after, before)| after.saturating_sub(before));
+    println!("64 devices, 126 layers: {:?}", spent / RUNS);
+    assert!(spent / RUNS < Duration::from_millis(50), "{:?}", spent / RUNS);
 }
 
 #[test]
