@@ -1,8 +1,13 @@
 //! `kvasir slice`: cuts one window out of a model into a GGUF of its own.
 
-use std::{io::Write, path::PathBuf, str::FromStr};
+use std::{
+    io::Write,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use kvasir_gguf::{ModelSource, WindowRole, fetch, source, window};
 
 use crate::{planned, table::bytes};
@@ -37,7 +42,7 @@ impl Slice {
     pub async fn run(self) -> anyhow::Result<()> {
         let reader = source::open(&self.source, &planned::access(&self.source))?;
         let model = source::read_model(&*reader, &[]).await?;
-        let Layers(layers) = self.layers;
+        let Layers(layers) = self.layers.clone();
         if self.first {
             ensure!(
                 layers.start == 0,
@@ -55,11 +60,34 @@ impl Slice {
                 window::vocabulary(&model, with_embedding)?,
             ));
         }
+        for (path, _) in &minis {
+            self.spare(path)?;
+        }
         for (path, mini) in minis {
             let fetched = fetch::fetch(&*reader, &mini, &path, |_| {}).await?;
             let (size, fetched) = (bytes(mini.len), bytes(fetched.bytes_fetched));
             writeln!(std::io::stdout(), "{}: {size}, {fetched} fetched", path.display())?;
         }
+        Ok(())
+    }
+
+    /// Refuses to replace the model itself, under whatever name, and anything that is no file.
+    fn spare(&self, out: &Path) -> anyhow::Result<()> {
+        let Ok(there) = std::fs::metadata(out) else {
+            return Ok(());
+        };
+        if !there.is_file() {
+            bail!("{} is no file: name one to write", out.display());
+        }
+        let ModelSource::File { path } = &self.source else {
+            return Ok(());
+        };
+        let model = std::fs::metadata(path)?;
+        ensure!(
+            (model.dev(), model.ino()) != (there.dev(), there.ino()),
+            "{} is the model itself: name another file to write",
+            out.display()
+        );
         Ok(())
     }
 }

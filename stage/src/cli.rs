@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use kvasir_plan::RankManifest;
+use tokio::io::AsyncReadExt;
 
 /// One rank of a ring: fetches its window of a model, and runs it.
 #[derive(Debug, Parser)]
@@ -65,6 +66,16 @@ pub fn log_to_stderr() {
         lines.json().init();
     } else {
         lines.init();
+    }
+}
+
+/// Waits for the end of standard input, if that means anything: whatever ends it has ended the parent.
+async fn stdin_ended(means_the_end: bool) {
+    if means_the_end {
+        // Nothing is said on it.
+        let _ = tokio::io::stdin().read_to_end(&mut Vec::new()).await;
+    } else {
+        std::future::pending::<()>().await;
     }
 }
 

@@ -76,7 +76,7 @@ impl<'a> Program<'a> {
     /// `stage fetch` for a rank: events as JSON lines on stdout.
     pub(crate) fn fetch(&self, rank: usize) -> Command {
         let mut command = self.command("fetch", rank);
-        command.args(["--progress", "json", "--source", &self.source]);
+        command.args(["--exit-with-stdin", "--progress", "json", "--source", &self.source]);
         if let Some(token) = &self.source_token {
             command.env("KVASIR_SOURCE_TOKEN", token.expose_secret());
         }

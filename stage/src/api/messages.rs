@@ -9,8 +9,20 @@ use serde_json::{Map, Value};
 use super::errors::ApiError;
 use super::fields::kind;
 
+/// Messages of a conversation at most: templates take time for each, and a context holds few thousand at best.
+const MAX_MESSAGES: usize = 2048;
+
 /// Checks `messages` and normalises them. `developer` becomes `system` unless the template knows it.
 pub(super) fn normalise(messages: &[Value], takes_developer: bool) -> Result<Vec<Value>, ApiError> {
+    if messages.len() > MAX_MESSAGES {
+        return Err(ApiError::invalid(
+            "messages",
+            format!(
+                "'messages' holds {} messages, {MAX_MESSAGES} is the limit",
+                messages.len()
+            ),
+        ));
+    }
     if messages.is_empty() {
         return Err(ApiError::invalid(
             "messages",

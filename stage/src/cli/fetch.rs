@@ -3,13 +3,13 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::ValueEnum;
 use kvasir_gguf::source::{Access, ModelSource};
 use secrecy::SecretString;
 use serde_json::json;
 
-use super::read_plan;
+use super::{read_plan, stdin_ended};
 use crate::fetch::{FetchError, Fetched, Progress, RankFiles};
 use crate::run::chain;
 
@@ -40,11 +40,17 @@ pub(super) struct Args {
     /// How progress is told
     #[arg(long, value_enum, default_value = "log")]
     progress: Telling,
+    /// End when standard input ends: a fetch that `kvasir up` started does not outlive it
+    #[arg(long)]
+    exit_with_stdin: bool,
 }
 
 impl Args {
     pub(super) async fn run(self) -> anyhow::Result<()> {
-        let done = self.fetch().await;
+        let done = tokio::select! {
+            done = self.fetch() => done,
+            () = stdin_ended(self.exit_with_stdin) => bail!("the program that started this fetch is gone"),
+        };
         if self.progress == Telling::Json {
             match &done {
                 Ok(f) => say(&json!({

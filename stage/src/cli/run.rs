@@ -13,12 +13,11 @@ use kvasir_plan::{Link, RankManifest};
 use kvasir_wire::edge::Timings;
 use kvasir_wire::trust::{NodeKeys, PublicKey};
 use secrecy::SecretString;
-use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use super::read_plan;
+use super::{read_plan, stdin_ended};
 use crate::api::{self, ApiConfig};
 use crate::fetch::RankFiles;
 use crate::ring::{Embedding, Loaded};
@@ -26,6 +25,11 @@ use crate::run::{RunError, Stage, StageFacts};
 
 /// Time for both links of an epoch to come up.
 const FORM_WITHIN: Duration = Duration::from_secs(20);
+
+/// Bytes of a request's body for each position of the context: a token's text, as JSON, with room for structure.
+const BODY_PER_POSITION: usize = 128;
+/// Every ring takes bodies of this size.
+const SMALLEST_BODY: usize = 1 << 20;
 
 /// Precision of cached keys and values.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -201,9 +205,12 @@ impl Args {
                     .with_context(|| format!("cannot read the chat template {}", path.display()))
             })
             .transpose()?;
+        // What is much longer than the context is refused before it is read.
+        let max_body_bytes = (plan.context_length as usize * BODY_PER_POSITION).max(SMALLEST_BODY);
         Ok(ApiConfig {
             chat_template,
             api_keys,
+            max_body_bytes,
             ..ApiConfig::new(&plan.model.name)
         })
     }
@@ -235,14 +242,6 @@ fn secret(variable: &str) -> Option<SecretString> {
 }
 
 async fn cancel_on_signal(shutdown: CancellationToken, with_stdin: bool) {
-    let stdin_ends = async {
-        if with_stdin {
-            // Nothing is said on it: whatever ends the read ends the parent.
-            let _ = tokio::io::stdin().read_to_end(&mut Vec::new()).await;
-        } else {
-            std::future::pending::<()>().await;
-        }
-    };
     let terminated = async {
         match signal(SignalKind::terminate()) {
             Ok(mut signals) => {
@@ -252,7 +251,7 @@ async fn cancel_on_signal(shutdown: CancellationToken, with_stdin: bool) {
         }
     };
     tokio::select! {
-        () = stdin_ends => {}
+        () = stdin_ended(with_stdin) => {}
         () = terminated => {}
         _ = tokio::signal::ctrl_c() => {}
     }
