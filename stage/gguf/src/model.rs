@@ -15,6 +15,8 @@ use crate::tensor::{TensorType, layer_of};
 
 /// llama.cpp's `LLAMA_MAX_LAYERS`
 const MAX_LAYERS: u32 = 512;
+/// Most values of a hidden state; the largest known have below 20,000.
+const MAX_WIDTH: u32 = 1 << 20;
 
 /// Why prefixes make no model.
 #[derive(Debug, thiserror::Error)]
@@ -245,23 +247,17 @@ impl Model {
             .str("general.architecture")
             .ok_or_else(|| key("general.architecture", "a string"))?
             .to_owned();
-        let number = |name: &str, default: Option<u32>| {
+        let number = |name: &str, default: Option<u32>, within: Range<u32>, expected| {
             let full = format!("{architecture}.{name}");
-            match metadata.get(&full) {
-                Some(value) => value.as_u32(),
-                None => default,
-            }
-            .ok_or_else(|| key(&full, "a whole number"))
+            metadata
+                .get(&full)
+                .map_or(default, Value::as_u32)
+                .filter(|number| within.contains(number))
+                .ok_or_else(|| key(&full, expected))
         };
-        let blocks = number("block_count", None)?;
-        let nextn = number("nextn_predict_layers", Some(0))?;
-        let embedding_length = number("embedding_length", None)?;
-        if blocks == 0 || blocks > MAX_LAYERS || nextn >= blocks || embedding_length == 0 {
-            return Err(key(
-                &format!("{architecture}.block_count"),
-                "a number of blocks that llama.cpp can hold",
-            ));
-        }
+        let blocks = number("block_count", None, 1..MAX_LAYERS + 1, "1 to 512")?;
+        let nextn = number("nextn_predict_layers", Some(0), 0..blocks, "below the number of blocks")?;
+        let embedding_length = number("embedding_length", None, 1..MAX_WIDTH + 1, "1 to 1,048,576")?;
         check_split(&parts)?;
         let (tensors, index) = collect_tensors(&parts, blocks)?;
         let identity = ModelIdentity::of(&parts, revision);

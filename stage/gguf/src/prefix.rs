@@ -25,6 +25,8 @@ const MAX_TENSOR_NAME: u64 = 63;
 /// `GGML_MAX_DIMS`
 const MAX_DIMS: u32 = 4;
 const DEFAULT_ALIGNMENT: u64 = 32;
+/// Known files have 32, some 64; what lies between tensors is padding that has to be set aside.
+const MAX_ALIGNMENT: u32 = 1 << 16;
 
 /// Typical sizes, for the estimate of what is still to come: a metadata entry, a tensor's line, a token.
 const LIKELY_ENTRY: u64 = 48;
@@ -370,8 +372,8 @@ impl PrefixParser {
             at: entry.value.start,
         }
         .u32()?;
-        if !alignment.is_power_of_two() {
-            return wrong(&format!("{alignment} is not a power of two"));
+        if !alignment.is_power_of_two() || alignment > MAX_ALIGNMENT {
+            return wrong(&format!("{alignment} is not a power of two up to {MAX_ALIGNMENT}"));
         }
         Ok(alignment.into())
     }

@@ -682,13 +682,16 @@ async fn a9_a_prefix_of_10_mib_is_read_in_growing_bounded_steps() {
     }
 }
 
+/// What a server makes of a request.
+type Answer = Box<dyn Fn(&Asked) -> axum::response::Response + Send + Sync>;
+
 #[tokio::test]
 async fn a9_a_file_shorter_than_the_first_request_is_read_however_the_server_says_so() {
     let bytes = heavy(2, 32).to_bytes();
     assert!(bytes.len() < 32 << 10);
     let size = bytes.len() as u64;
     let short = bytes.clone();
-    let kinds: [Box<dyn Fn(&Asked) -> axum::response::Response + Send + Sync>; 4] = [
+    let kinds: [Answer; 4] = [
         Box::new(move |asked| ranged(&short, asked)),
         Box::new({
             let bytes = bytes.clone();

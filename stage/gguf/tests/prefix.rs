@@ -107,6 +107,29 @@ fn a7_lengths_and_counts_that_cannot_be_are_refused() {
 }
 
 #[test]
+fn a7_an_alignment_that_cannot_be_is_refused() {
+    for alignment in [0, 3, 48, 1 << 31] {
+        let error = refused(&Bytes::head(0, 1).text("general.alignment").u32(4).u32(alignment)).to_string();
+        assert!(
+            error.contains(&format!("general.alignment at byte 53: {alignment} is not")),
+            "{error}"
+        );
+    }
+    let prefix = whole(
+        &Bytes::head(1, 1)
+            .text("general.alignment")
+            .u32(4)
+            .u32(256)
+            .tensor("w", &[1], 256)
+            .0,
+    );
+    assert_eq!((prefix.alignment, prefix.data_offset % 256), (256, 0));
+    // an offset off the alignment
+    let error = refused(&Bytes::head(1, 0).tensor("w", &[1], 16)).to_string();
+    assert!(error.contains("the offset of w at byte 49"), "{error}");
+}
+
+#[test]
 fn a7_nothing_is_set_aside_for_what_has_not_arrived() {
     // as much as is allowed, announced by 100 bytes: the parser asks for more and holds what it has
     let mut parser = PrefixParser::new();

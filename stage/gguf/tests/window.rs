@@ -593,6 +593,27 @@ fn layers_that_are_not_there_and_ends_that_are_not_last_are_refused() {
 }
 
 #[test]
+fn a7_dimensions_of_no_model_are_refused_by_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    for (key, value) in [
+        ("block_count", 0),
+        ("block_count", 513),
+        ("embedding_length", u32::MAX),
+        ("nextn_predict_layers", 4),
+    ] {
+        let mut file = tied(&[]);
+        file.set(format!("llama.{key}"), Value::U32(value));
+        std::fs::write(&path, file.to_bytes()).unwrap();
+        let error = Model::open(&path).unwrap_err();
+        assert!(
+            matches!(&error, ModelError::Key { .. }) && error.to_string().contains(key),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn architectures_that_are_not_proven_are_refused_by_name_with_the_reason() {
     for (name, why) in [
         ("gemma2", "scales the input"),
