@@ -131,22 +131,26 @@ impl Bench {
             sequences: manifest.sequences,
             ..options.clone()
         };
-        let ring = MeasuredRing::start(backend, manifest, folder, &market, rank0).await?;
+        let mut ring = MeasuredRing::start(backend, manifest, folder, &market, rank0).await?;
         let loaded = tokio::task::spawn_blocking({
             let model = model.to_owned();
             move || WholeModel::load(backend, &model, &options)
         });
         let mut whole = loaded.await?.context("can't load the whole model")?;
-        tokio::select! {
-            pairs = self.pairs(&mut whole, &ring) => {
-                Summary::new(pairs?, &ring.hops_ms(ranks)).context("nothing was measured")
-            }
-            Some(exit) = children.next_exit() => Err(StageLost::from(exit).into()),
-        }
+        let measured = async {
+            ring.ready().await?;
+            self.pairs(&mut whole, &ring).await
+        };
+        let pairs = tokio::select! {
+            pairs = measured => pairs?,
+            Some(exit) = children.next_exit() => return Err(StageLost::from(exit).into()),
+        };
+        let summary = Summary::new(pairs, &ring.hops_ms(ranks)).context("nothing was measured")?;
+        ring.end().await?;
+        Ok(summary)
     }
 
     async fn pairs(&self, whole: &mut WholeModel, ring: &MeasuredRing) -> anyhow::Result<Vec<Pair>> {
-        ring.ready().await;
         let mut pairs = Vec::new();
         // The first pair warms both up: pages, caches, threads.
         for number in 0..=self.pairs {

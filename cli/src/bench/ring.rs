@@ -20,7 +20,7 @@ use kvasir_wire::{
     frame::{LapKind, Sampling},
     trust::NodeKeys,
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use super::stats::Run;
@@ -33,6 +33,8 @@ const FORM_WITHIN: std::time::Duration = std::time::Duration::from_secs(20);
 #[derive(Debug)]
 pub(super) struct MeasuredRing {
     head: HeadHandle,
+    ended: JoinHandle<Result<(), RunError>>,
+    shutdown: CancellationToken,
 }
 
 impl MeasuredRing {
@@ -68,19 +70,31 @@ impl MeasuredRing {
                 source: error.into_boxed_dyn_error(),
             })
         };
-        let running = stage.start(load, CancellationToken::new());
+        let shutdown = CancellationToken::new();
+        let running = stage.start(load, shutdown.clone());
         let head = running.head.clone().context("rank 0 has a head")?;
-        tokio::spawn(async move {
-            if let Err(error) = running.ended().await {
-                tracing::error!("{:#}", anyhow::Error::from(error));
-            }
-        });
-        Ok(MeasuredRing { head })
+        Ok(MeasuredRing {
+            head,
+            ended: tokio::spawn(running.ended()),
+            shutdown,
+        })
     }
 
     /// Returns once a lap has gone round.
-    pub(super) async fn ready(&self) {
-        self.head.wait_ready().await;
+    pub(super) async fn ready(&mut self) -> anyhow::Result<()> {
+        tokio::select! {
+            () = self.head.wait_ready() => Ok(()),
+            ended = &mut self.ended => {
+                ended??;
+                bail!("rank 0 ended before the ring was ready")
+            }
+        }
+    }
+
+    /// Ends rank 0 in good order.
+    pub(super) async fn end(self) -> anyhow::Result<()> {
+        self.shutdown.cancel();
+        Ok(self.ended.await??)
     }
 
     /// Sends the prompt round and takes `tokens` likeliest tokens after it.

@@ -65,7 +65,7 @@ fn measure(model: &str, exact: bool) {
         whole
             .run(&[prompt], &tokens[..PROMPT as usize], &[PROMPT - 1], &mut logits)
             .expect("a prompt runs");
-        let prompt = (cpu_seconds() - start);
+        let prompt = cpu_seconds() - start;
         let start = cpu_seconds();
         for position in PROMPT..PROMPT + ANSWER {
             let one = Span {
@@ -82,7 +82,7 @@ fn measure(model: &str, exact: bool) {
                 )
                 .expect("a token runs");
         }
-        best = (best.0.min(prompt), best.1.min((cpu_seconds() - start)));
+        best = (best.0.min(prompt), best.1.min(cpu_seconds() - start));
     }
     let mode = if exact { "exact" } else { "fast" };
     println!(

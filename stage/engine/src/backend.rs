@@ -50,7 +50,6 @@ impl Backend {
             }
         };
         log::install();
-        #[allow(unsafe_code)]
         // SAFETY: called once, under the lock, before any other use of llama.cpp.
         unsafe {
             sys::llama_backend_init();
@@ -66,7 +65,6 @@ impl Backend {
 
     /// The processor and the instruction sets that the kernels use, for logs and reports.
     pub fn describe(&self) -> String {
-        #[allow(unsafe_code)]
         // SAFETY: the device is the built-in CPU or null, which is checked; both strings are static in ggml.
         let (name, features) = unsafe {
             let cpu = sys::ggml_backend_dev_by_type(sys::GGML_BACKEND_DEVICE_TYPE_CPU);
@@ -85,7 +83,6 @@ impl Backend {
 }
 
 /// ggml reads `GGML_CPU_TILED_MM` at its first matrix product, once per process.
-#[allow(unsafe_code)]
 fn switch_off_tiled_kernels() {
     // SAFETY: documented on `Backend::init`: called before the program starts threads that read the environment.
     unsafe { std::env::set_var("GGML_CPU_TILED_MM", "0") }

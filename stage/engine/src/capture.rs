@@ -11,8 +11,8 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    pub(crate) fn of(name: String) -> Box<Capture> {
-        Box::new(Capture { name, rows: Vec::new() })
+    pub(crate) fn of(name: String) -> Capture {
+        Capture { name, rows: Vec::new() }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -38,7 +38,6 @@ impl Capture {
 ///
 /// # Safety
 /// To be called by ggml, with the address of a live [`Capture`] as `user_data`.
-#[allow(unsafe_code)]
 pub(crate) unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data: *mut c_void) -> bool {
     // SAFETY: the context's owner passed its boxed Capture, and touches it only between decode calls.
     let capture = unsafe { &mut *user_data.cast::<Capture>() };

@@ -69,16 +69,17 @@ struct Batch {
 
 // SAFETY: the context, its threads and the pointers inside `batch`, which point into the same struct's heap blocks and
 // are rebuilt for every call, are used by one thread at a time: all methods that run them take `&mut self`.
-#[allow(unsafe_code)]
 unsafe impl Send for Context {}
 // SAFETY: methods that take `&self` only read plain fields.
-#[allow(unsafe_code)]
 unsafe impl Sync for Context {}
 
 impl Context {
     pub(crate) fn new(model: Arc<Model>, options: &WindowOptions) -> Result<Context, EngineError> {
         let capture = match options.output {
-            Output::Hidden => Some(Capture::of(format!("l_out-{}", i64::from(model.layers()) - 1))),
+            Output::Hidden => Some(Box::new(Capture::of(format!(
+                "l_out-{}",
+                i64::from(model.layers()) - 1
+            )))),
             Output::Logits { .. } => None,
         };
         Context::capturing(model, options, capture)
@@ -93,7 +94,6 @@ impl Context {
         let microbatch = options.max_rows.min(MAX_MICROBATCH);
         let whole_cache = options.exact || options.whole_cache;
 
-        #[allow(unsafe_code)]
         // SAFETY: returns a plain struct.
         let mut params = unsafe { sys::llama_context_default_params() };
         params.n_ctx = context_length * options.sequences;
@@ -125,7 +125,6 @@ impl Context {
             params.cb_eval_user_data = capture.user_data();
         }
 
-        #[allow(unsafe_code)]
         // SAFETY: the model is loaded and outlives the context; the capture is boxed, so its address stays.
         let (pointer, said) = log::listen(|| unsafe { sys::llama_init_from_model(model.as_ptr(), params) });
         let failed = |detail| EngineError::Context {
@@ -134,7 +133,6 @@ impl Context {
         };
         let pointer = NonNull::new(pointer).ok_or_else(|| failed(said.why()))?;
         let Some(threads) = attach_threads(pointer, params.n_threads) else {
-            #[allow(unsafe_code)]
             // SAFETY: made above and used by nobody else.
             unsafe {
                 sys::llama_free(pointer.as_ptr());
@@ -198,7 +196,7 @@ impl Context {
             Some(capture) if capture.rows().len() == expected => {
                 let rows = call.order().zip(capture.rows().chunks_exact(width));
                 copy_finite(rows, |row, values| {
-                    out[row * width..(row + 1) * width].copy_from_slice(values)
+                    out[row * width..(row + 1) * width].copy_from_slice(values);
                 })
             }
             other => Err(EngineError::NoBoundary {
@@ -254,7 +252,6 @@ impl Context {
     }
 
     /// Rows of logits of the last call, in the order of its rows.
-    #[allow(unsafe_code)]
     fn logits(&self, width: usize) -> std::slice::ChunksExact<'_, f32> {
         let rows = self.batch.outputs.iter().filter(|&&output| output != 0).count();
         if rows == 0 {
@@ -305,22 +302,25 @@ impl Context {
         if got != expected {
             return Err(EngineError::InputLength { got, expected });
         }
+        self.check_values(input)?;
+        Ok(rows)
+    }
+
+    fn check_values(&self, input: Input<'_>) -> Result<(), EngineError> {
         match input {
             Input::Tokens(tokens) => {
                 let vocabulary = self.model.vocabulary_length();
-                match tokens
-                    .iter()
-                    .find(|&&token| usize::try_from(token).map_or(true, |token| token >= vocabulary))
-                {
-                    Some(&token) => return Err(EngineError::Token { token, vocabulary }),
-                    None => Ok(rows),
+                let missing = |token: i32| usize::try_from(token).map_or(true, |token| token >= vocabulary);
+                match tokens.iter().find(|&&token| missing(token)) {
+                    Some(&token) => Err(EngineError::Token { token, vocabulary }),
+                    None => Ok(()),
                 }
             }
             Input::Hidden(values) => match values.iter().position(|value| !value.is_finite()) {
                 Some(at) => Err(EngineError::InputNotFinite {
                     row: at / self.model.embedding_length(),
                 }),
-                None => Ok(rows),
+                None => Ok(()),
             },
         }
     }
@@ -344,7 +344,6 @@ impl Context {
     }
 
     /// One call of `llama_decode`.
-    #[allow(unsafe_code)]
     fn decode(&mut self, call: &Call, input: Input<'_>, is_output: impl Fn(usize) -> bool) -> Result<(), EngineError> {
         let batch = self.batch.fill(call, input, &self.model, is_output);
         if let Some(capture) = &mut self.capture {
@@ -366,14 +365,12 @@ impl Context {
         }
     }
 
-    #[allow(unsafe_code)]
     fn memory(&self) -> sys::llama_memory_t {
         // SAFETY: the context is live.
         unsafe { sys::llama_get_memory(self.pointer.as_ptr()) }
     }
 
     /// Forgets all that a slot holds; a slot out of range holds nothing.
-    #[allow(unsafe_code)]
     pub(crate) fn clear(&mut self, slot: u32) {
         let Some(held) = self.held.get_mut(slot as usize) else {
             return;
@@ -384,7 +381,6 @@ impl Context {
     }
 
     /// Makes slot `to` a copy of slot `from`'s first `length` positions.
-    #[allow(unsafe_code)]
     pub(crate) fn copy(&mut self, from: u32, to: u32, length: u32) -> Result<(), EngineError> {
         let held = self.known(from)?;
         self.known(to)?;
@@ -403,7 +399,6 @@ impl Context {
     }
 
     /// Keeps a slot's first `length` positions.
-    #[allow(unsafe_code)]
     pub(crate) fn truncate(&mut self, slot: u32, length: u32) -> Result<(), EngineError> {
         self.check_truncate(slot, length)?;
         if length == 0 {
@@ -425,7 +420,6 @@ impl Context {
         Ok(())
     }
 
-    #[allow(unsafe_code)]
     fn check_truncate(&self, slot: u32, length: u32) -> Result<(), EngineError> {
         let held = self.known(slot)?;
         if length > held {
@@ -625,7 +619,6 @@ fn thread_count(asked: u32) -> i32 {
 }
 
 /// Gives the context threads of its own that sleep when there is no work, so that idle stages leave the CPU alone.
-#[allow(unsafe_code)]
 fn attach_threads(context: NonNull<sys::llama_context>, count: i32) -> Option<NonNull<sys::ggml_threadpool>> {
     // SAFETY: the parameters are a plain struct that ggml copies; the pool outlives the context (`Drop`).
     unsafe {
@@ -637,7 +630,6 @@ fn attach_threads(context: NonNull<sys::llama_context>, count: i32) -> Option<No
     }
 }
 
-#[allow(unsafe_code)]
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: both were made in `new` and are freed once, the context before the threads and the model it uses.

@@ -25,7 +25,6 @@ pub struct Embedder {
     scale: f32,
 }
 
-#[allow(unsafe_code)]
 impl Embedder {
     /// Finds `token_embd.weight` in a GGUF file. `scale` is what the architecture multiplies token embeddings by
     /// (Gemma: √embedding length), in f32 as llama.cpp does.
@@ -139,7 +138,7 @@ impl Embedder {
             match self.dequantize {
                 // SAFETY: `bytes` is one row of the tensor's type and `values` has the row's length.
                 Some(dequantize) => unsafe {
-                    dequantize(bytes.as_ptr().cast(), values.as_mut_ptr(), self.width as i64)
+                    dequantize(bytes.as_ptr().cast(), values.as_mut_ptr(), self.width as i64);
                 },
                 None => {
                     for (value, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
@@ -176,7 +175,7 @@ mod tests {
             output: Output::Hidden,
             ..WindowOptions::default()
         };
-        let mut context = Context::capturing(model, &options, Some(Capture::of(tensor.to_owned()))).unwrap();
+        let mut context = Context::capturing(model, &options, Some(Box::new(Capture::of(tensor.to_owned())))).unwrap();
         let mut out = Vec::new();
         let span = Span {
             slot: 0,
@@ -188,23 +187,14 @@ mod tests {
         out
     }
 
-    fn model(name: &str) -> PathBuf {
-        let cache = std::env::var_os("KVASIR_CACHE").map_or_else(
-            || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache/kvasir"),
-            PathBuf::from,
-        );
-        cache.join("models").join(name)
-    }
-
     #[test]
     fn rows_are_those_that_llama_cpp_computes() {
         let cases = [
-            ("SmolLM2-135M-Instruct.Q4_1.gguf", "inp_embd", 1.0),
-            ("gemma-3-270m.Q4_K_M.gguf", "inp_scaled", 640_f32.sqrt()),
+            (kvasir_tests::models::smollm2(), "embd", 1.0),
+            (kvasir_tests::models::gemma3(), "inp_scaled", 640_f32.sqrt()),
         ];
         let tokens = [0, 1, 5, 49_000, 7, 7, 12_345];
-        for (name, tensor, scale) in cases {
-            let path = model(name);
+        for (path, tensor, scale) in cases {
             let mut rows = Vec::new();
             Embedder::open(&path, scale).unwrap().rows(&tokens, &mut rows).unwrap();
             let expected = rows_in_llama_cpp(&path, tensor, &tokens);
@@ -213,7 +203,7 @@ mod tests {
                 rows.iter()
                     .map(|value| value.to_bits())
                     .eq(expected.iter().map(|value| value.to_bits())),
-                "{name}"
+                "{tensor}"
             );
         }
     }

@@ -7,6 +7,8 @@
 //! llama.cpp aborts the process when a precondition is hurt, so all are checked here and become [`EngineError`]s. All
 //! `unsafe` code of the project lives in this crate.
 
+#![allow(unsafe_code, reason = "the crate that speaks to llama.cpp")]
+
 mod backend;
 mod batch;
 mod capture;

@@ -37,7 +37,7 @@ impl Said {
             .find(vague)
             .or(errors.last())
             .copied()
-            .or_else(|| of(sys::GGML_LOG_LEVEL_WARN).last())
+            .or_else(|| of(sys::GGML_LOG_LEVEL_WARN).next_back())
             .map_or_else(|| "llama.cpp did not say why".to_owned(), without_function)
     }
 
@@ -63,7 +63,6 @@ pub(crate) fn listen<T>(call: impl FnOnce() -> T) -> (T, Said) {
 }
 
 /// Sends llama.cpp's and ggml's log to `tracing`, and the text of an abort before the process dies of it.
-#[allow(unsafe_code)]
 pub(crate) fn install() {
     // SAFETY: both functions are `extern "C"`, never unwind and live as long as the process.
     unsafe {
@@ -72,7 +71,6 @@ pub(crate) fn install() {
     }
 }
 
-#[allow(unsafe_code)]
 unsafe extern "C" fn on_line(level: sys::ggml_log_level, text: *const c_char, _: *mut c_void) {
     // SAFETY: ggml passes a zero-terminated string that lives for the call.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
@@ -102,7 +100,6 @@ unsafe extern "C" fn on_line(level: sys::ggml_log_level, text: *const c_char, _:
 }
 
 /// The process dies right after: the text must not be lost, whether or not anybody listens to `tracing`.
-#[allow(unsafe_code)]
 unsafe extern "C" fn on_abort(text: *const c_char) {
     // SAFETY: ggml passes a zero-terminated string that lives for the call.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();

@@ -96,13 +96,10 @@ pub(crate) struct Model {
 }
 
 // SAFETY: a llama_model is not changed after it is loaded; all functions called on it here only read it.
-#[allow(unsafe_code)]
 unsafe impl Send for Model {}
 // SAFETY: as above.
-#[allow(unsafe_code)]
 unsafe impl Sync for Model {}
 
-#[allow(unsafe_code)]
 impl Model {
     pub(crate) fn load(path: &Path, weights: Weights) -> Result<Arc<Model>, EngineError> {
         let header = Header::read(path)?;
@@ -125,10 +122,10 @@ impl Model {
             path: path.to_owned(),
             detail: said.why(),
         })?;
-        // SAFETY: the model was just loaded.
         let weight_bytes = if params.vocab_only {
             0
         } else {
+            // SAFETY: the model was just loaded.
             unsafe { sys::llama_model_size(pointer.as_ptr()) }
         };
         Ok(Arc::new(Model {
@@ -226,7 +223,6 @@ impl Model {
     }
 }
 
-#[allow(unsafe_code)]
 impl Drop for Model {
     fn drop(&mut self) {
         // SAFETY: whatever borrows the model holds an `Arc` of it, so nothing does any more.

@@ -14,7 +14,6 @@ pub struct Vocabulary {
     model: Arc<Model>,
 }
 
-#[allow(unsafe_code)]
 impl Vocabulary {
     /// Reads the vocabulary of a GGUF file, without its weights.
     ///
@@ -109,11 +108,10 @@ impl Vocabulary {
 
     /// Text of a token as the file has it, with its markers for spaces and bytes; none for ids out of range.
     pub fn token_text(&self, token: i32) -> Option<String> {
-        // SAFETY: the token is in range; the string lives as long as the model.
         self.has(token).then(|| {
-            unsafe { CStr::from_ptr(sys::llama_vocab_get_text(self.as_ptr(), token)) }
-                .to_string_lossy()
-                .into_owned()
+            // SAFETY: the token is in range; the string lives as long as the model.
+            let text = unsafe { CStr::from_ptr(sys::llama_vocab_get_text(self.as_ptr(), token)) };
+            text.to_string_lossy().into_owned()
         })
     }
 

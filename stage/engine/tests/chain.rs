@@ -1,9 +1,12 @@
 //! Windows run one after the other give the whole model's logits, to the bit.
+#![allow(clippy::unwrap_used, reason = "tests end at the first surprise")]
 
 mod support;
 
 use kvasir_engine::{Backend, Mode, Output, Whole, WindowOptions};
-use support::{Chain, GEMMA, SMOLLM, assert_same_bits, logits, model, span, tokens};
+use kvasir_tests::models::{gemma3, smollm2};
+use std::path::Path;
+use support::{Chain, assert_same_bits, logits, span, tokens};
 
 fn options() -> WindowOptions {
     WindowOptions {
@@ -16,13 +19,12 @@ fn options() -> WindowOptions {
     }
 }
 
-fn chained_equals_whole(name: &str, cuts: &[&[u32]]) {
+fn chained_equals_whole(path: &Path, cuts: &[&[u32]]) {
     let backend = Backend::init(Mode::Fast).unwrap();
-    let path = model(name);
-    let mut whole = Whole::load(backend, &path, &options()).unwrap();
+    let mut whole = Whole::load(backend, path, &options()).unwrap();
     let tokens = tokens(&whole.vocabulary().unwrap(), 308);
     for cuts in cuts {
-        let mut chain = Chain::load(backend, &path, cuts, &options());
+        let mut chain = Chain::load(backend, path, cuts, &options());
         for prompt in [1_u32, 7, 300] {
             whole.clear(0);
             chain.windows.iter_mut().for_each(|window| window.clear(0));
@@ -53,10 +55,10 @@ fn chained_equals_whole(name: &str, cuts: &[&[u32]]) {
 
 #[test]
 fn windows_of_smollm2_equal_the_whole_model() {
-    chained_equals_whole(SMOLLM, &[&[15], &[10, 20]]);
+    chained_equals_whole(&smollm2(), &[&[15], &[10, 20]]);
 }
 
 #[test]
 fn windows_of_gemma3_equal_the_whole_model() {
-    chained_equals_whole(GEMMA, &[&[9], &[6, 12]]);
+    chained_equals_whole(&gemma3(), &[&[9], &[6, 12]]);
 }

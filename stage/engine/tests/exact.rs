@@ -1,9 +1,13 @@
 //! In exact mode a token's logits don't depend on what else is in its batch, to the bit.
+#![allow(clippy::unwrap_used, reason = "tests end at the first surprise")]
 
 mod support;
 
 use kvasir_engine::{Backend, CacheType, EngineError, Mode, Output, Whole, WindowOptions};
-use support::{Chain, GEMMA, SMOLLM, assert_same_bits, logits, model, span, tokens};
+use kvasir_tests::models::{gemma3, smollm2};
+use kvasir_tests::random_model::{Architecture, RandomModel};
+use std::path::Path;
+use support::{Chain, assert_same_bits, logits, span, tokens};
 
 fn options() -> WindowOptions {
     WindowOptions {
@@ -19,10 +23,9 @@ fn options() -> WindowOptions {
 
 const LENGTH: usize = 90;
 
-fn logits_do_not_depend_on_the_batch(name: &str, cuts: &[u32]) {
+fn logits_do_not_depend_on_the_batch(path: &Path, cuts: &[u32]) {
     let backend = Backend::init(Mode::Exact).unwrap();
-    let path = model(name);
-    let mut whole = Whole::load(backend, &path, &options()).unwrap();
+    let mut whole = Whole::load(backend, path, &options()).unwrap();
     let text = tokens(&whole.vocabulary().unwrap(), 4 * LENGTH);
     let rows = [0, 1, 30, 61, LENGTH as u32 - 1];
 
@@ -39,8 +42,12 @@ fn logits_do_not_depend_on_the_batch(name: &str, cuts: &[u32]) {
     }
     assert_same_bits(&together, &alone, "one batch, and one by one");
 
-    // among other sequences, in slices of other lengths, in another slot, cut into windows
-    let mut chain = Chain::load(backend, &path, cuts, &options());
+    // among other sequences, in slices of other lengths, in another slot, on fewer threads, cut into windows
+    let other = WindowOptions {
+        threads: 1,
+        ..options()
+    };
+    let mut chain = Chain::load(backend, path, cuts, &other);
     chain.logits(&[span(0, 0, 33)], &text[LENGTH..LENGTH + 33], &[]);
     let mut among = Vec::new();
     let mut position = 0;
@@ -63,18 +70,18 @@ fn logits_do_not_depend_on_the_batch(name: &str, cuts: &[u32]) {
 
 #[test]
 fn logits_of_smollm2_do_not_depend_on_the_batch() {
-    logits_do_not_depend_on_the_batch(SMOLLM, &[10, 20]);
+    logits_do_not_depend_on_the_batch(&smollm2(), &[10, 20]);
 }
 
 #[test]
 fn logits_of_gemma3_do_not_depend_on_the_batch() {
-    logits_do_not_depend_on_the_batch(GEMMA, &[9]);
+    logits_do_not_depend_on_the_batch(&gemma3(), &[9]);
 }
 
 #[test]
 fn nor_do_they_beyond_a_sliding_window() {
     let backend = Backend::init(Mode::Exact).unwrap();
-    let mut whole = Whole::load(backend, &model(GEMMA), &options()).unwrap();
+    let mut whole = Whole::load(backend, &gemma3(), &options()).unwrap();
     let text = tokens(&whole.vocabulary().unwrap(), 600);
     let mut run = |slot: u32, slices: &[u32]| {
         let mut position = 0;
@@ -93,6 +100,46 @@ fn nor_do_they_beyond_a_sliding_window() {
 }
 
 #[test]
+fn logits_of_every_architecture_do_not_depend_on_the_batch() {
+    const LENGTH: u32 = 40;
+    let backend = Backend::init(Mode::Exact).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let fed: Vec<i32> = (0..4 * LENGTH as i32).map(|i| i * 37 % 250).collect();
+    for architecture in Architecture::ALL {
+        let path = folder.path().join("model.gguf");
+        RandomModel::new(architecture).write(&path).unwrap();
+        let options = WindowOptions {
+            output: Output::Logits { max_rows: LENGTH },
+            ..options()
+        };
+        let mut whole = Whole::load(backend, &path, &options).unwrap();
+        let all: Vec<u32> = (0..LENGTH).collect();
+        let together = logits(&mut whole, &[span(0, 0, LENGTH)], &fed[..LENGTH as usize], &all);
+        let mut alone = Vec::new();
+        for position in 0..LENGTH {
+            // three other sequences beside it
+            let spans: Vec<_> = (0..4)
+                .map(|slot| span(slot, if slot == 0 { LENGTH } else { position }, 1))
+                .collect();
+            let tokens: Vec<i32> = (0..4).map(|slot| fed[(slot * LENGTH + position) as usize]).collect();
+            if position % 2 == 0 {
+                alone.extend(logits(
+                    &mut whole,
+                    &spans[1..],
+                    &[tokens[0], tokens[2], tokens[3]],
+                    &[0],
+                ));
+            } else {
+                let rest = logits(&mut whole, &spans[2..], &tokens[2..], &[]);
+                assert!(rest.is_empty());
+                alone.extend(logits(&mut whole, &spans[1..2], &tokens[..1], &[0]));
+            }
+        }
+        assert_same_bits(&together, &alone, architecture.name());
+    }
+}
+
+#[test]
 fn a_quantised_cache_is_refused() {
     let backend = Backend::init(Mode::Exact).unwrap();
     let options = WindowOptions {
@@ -100,7 +147,7 @@ fn a_quantised_cache_is_refused() {
         ..options()
     };
     assert!(matches!(
-        Whole::load(backend, &model(SMOLLM), &options),
+        Whole::load(backend, &smollm2(), &options),
         Err(EngineError::ExactCache)
     ));
 }
@@ -115,5 +162,5 @@ fn a_process_in_exact_mode_also_runs_other_windows() {
         cache_type: CacheType::Q8_0,
         ..options()
     };
-    Whole::load(backend, &model(SMOLLM), &options).unwrap();
+    Whole::load(backend, &smollm2(), &options).unwrap();
 }

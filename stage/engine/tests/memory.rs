@@ -1,10 +1,12 @@
 //! A window takes its own bytes, its cache, and at most 64 MiB more.
+#![allow(clippy::unwrap_used, reason = "tests end at the first surprise")]
 
 mod support;
 
 use kvasir_engine::{Backend, Mode, Output, Window, WindowOptions};
+use kvasir_tests::models::gemma3;
 use std::path::Path;
-use support::{GEMMA, cut, model, span};
+use support::{cut, span};
 
 const MIB: u64 = 1 << 20;
 
@@ -54,10 +56,10 @@ fn windows_take_little_more_than_their_bytes_and_cache() {
         threads: 2,
         ..WindowOptions::default()
     };
-    takes_at_most_64_mib_more(&cut(&model(GEMMA), 6, 12, false, folder.path()), &options);
+    takes_at_most_64_mib_more(&cut(&gemma3(), 6, 12, false, folder.path()), &options);
     let last = WindowOptions {
         output: Output::Logits { max_rows: 4 },
         ..options
     };
-    takes_at_most_64_mib_more(&cut(&model(GEMMA), 12, 18, true, folder.path()), &last);
+    takes_at_most_64_mib_more(&cut(&gemma3(), 12, 18, true, folder.path()), &last);
 }

@@ -1,10 +1,12 @@
 //! Files and options that can't work are refused by name; nothing aborts.
+#![allow(clippy::unwrap_used, reason = "tests end at the first surprise")]
 
 mod support;
 
 use kvasir_engine::{Backend, Embedder, EngineError, Mode, Output, Vocabulary, Whole, Window, WindowOptions};
+use kvasir_tests::models::smollm2;
 use std::path::{Path, PathBuf};
-use support::{SMOLLM, cut, model, vocabulary_file};
+use support::{cut, vocabulary_file};
 use tempfile::TempDir;
 
 fn backend() -> &'static Backend {
@@ -67,7 +69,7 @@ fn files_that_are_no_models_are_refused() {
 #[test]
 fn a_window_cut_short_anywhere_is_refused() {
     let folder = TempDir::new().unwrap();
-    let whole = std::fs::read(cut(&model(SMOLLM), 4, 6, false, folder.path())).unwrap();
+    let whole = std::fs::read(cut(&smollm2(), 4, 6, false, folder.path())).unwrap();
     for length in [5, 24, 100, 1000, whole.len() / 3, whole.len() / 2, whole.len() - 1] {
         let error = load(&write(&folder, "short.gguf", &whole[..length]));
         assert!(
@@ -84,7 +86,7 @@ fn a_window_cut_short_anywhere_is_refused() {
 #[test]
 fn damaged_metadata_is_refused_or_harmless() {
     let folder = TempDir::new().unwrap();
-    let whole = std::fs::read(cut(&model(SMOLLM), 4, 6, false, folder.path())).unwrap();
+    let whole = std::fs::read(cut(&smollm2(), 4, 6, false, folder.path())).unwrap();
     // the number of tensors, of keys, and then every 97th byte of the first keys
     for at in (8..24).chain((24..1200).step_by(97)) {
         let mut bytes = whole.clone();
@@ -110,7 +112,7 @@ fn damaged_metadata_is_refused_or_harmless() {
 #[test]
 fn options_out_of_range_are_named() {
     let folder = TempDir::new().unwrap();
-    let path = cut(&model(SMOLLM), 0, 1, false, folder.path());
+    let path = cut(&smollm2(), 0, 1, false, folder.path());
     let fault = |options: WindowOptions| Window::load(backend(), &path, &options).unwrap_err().to_string();
     let plain = || WindowOptions {
         max_rows: 8,
@@ -159,7 +161,7 @@ fn options_out_of_range_are_named() {
 #[test]
 fn middle_windows_have_no_vocabulary_and_no_embedding_to_speak_of() {
     let folder = TempDir::new().unwrap();
-    let path = cut(&model(SMOLLM), 2, 3, false, folder.path());
+    let path = cut(&smollm2(), 2, 3, false, folder.path());
     assert!(matches!(
         Vocabulary::load(backend(), &path),
         Err(EngineError::NoVocabulary { .. })
@@ -190,8 +192,8 @@ fn middle_windows_have_no_vocabulary_and_no_embedding_to_speak_of() {
 #[test]
 fn tokens_out_of_range_are_refused_everywhere() {
     let folder = TempDir::new().unwrap();
-    let embedder = Embedder::open(&vocabulary_file(&model(SMOLLM), folder.path()), 1.0).unwrap();
-    let vocabulary = Vocabulary::load(backend(), &model(SMOLLM)).unwrap();
+    let embedder = Embedder::open(&vocabulary_file(&smollm2(), folder.path()), 1.0).unwrap();
+    let vocabulary = Vocabulary::load(backend(), &smollm2()).unwrap();
     let count = vocabulary.len() as i32;
     assert_eq!(embedder.len(), vocabulary.len());
     let options = WindowOptions {
@@ -200,7 +202,7 @@ fn tokens_out_of_range_are_refused_everywhere() {
         output: Output::Logits { max_rows: 1 },
         ..WindowOptions::default()
     };
-    let mut whole = Whole::load(backend(), &model(SMOLLM), &options).unwrap();
+    let mut whole = Whole::load(backend(), &smollm2(), &options).unwrap();
     for token in [-1, count, i32::MAX, i32::MIN] {
         assert!(matches!(
             embedder.rows(&[0, token], &mut Vec::new()),
@@ -222,7 +224,7 @@ fn tokens_out_of_range_are_refused_everywhere() {
 #[test]
 fn the_embedder_names_what_is_wrong_with_its_file() {
     let folder = TempDir::new().unwrap();
-    let bytes = std::fs::read(vocabulary_file(&model(SMOLLM), folder.path())).unwrap();
+    let bytes = std::fs::read(vocabulary_file(&smollm2(), folder.path())).unwrap();
     assert!(matches!(
         Embedder::open(&folder.path().join("missing"), 1.0),
         Err(EngineError::Read { .. })

@@ -1,9 +1,12 @@
 //! A batch of several sequences gives each row its own result, whatever the order of slots and the gaps between them.
+#![allow(clippy::unwrap_used, reason = "tests end at the first surprise")]
 
 mod support;
 
 use kvasir_engine::{Backend, EngineError, Mode, Output, Whole, Window, WindowOptions};
-use support::{Chain, GEMMA, SMOLLM, assert_same_bits, cut, logits, model, span, tokens};
+use kvasir_tests::models::{gemma3, smollm2};
+use std::path::Path;
+use support::{Chain, assert_same_bits, cut, logits, span, tokens};
 
 fn options() -> WindowOptions {
     WindowOptions {
@@ -26,11 +29,10 @@ const BATCHES: [&[(u32, u32)]; 6] = [
     &[(2, 1), (4, 30), (0, 1)],
 ];
 
-fn several_sequences_equal_the_whole_model(name: &str, cuts: &[u32]) {
+fn several_sequences_equal_the_whole_model(path: &Path, cuts: &[u32]) {
     let backend = Backend::init(Mode::Fast).unwrap();
-    let path = model(name);
-    let mut whole = Whole::load(backend, &path, &options()).unwrap();
-    let mut chain = Chain::load(backend, &path, cuts, &options());
+    let mut whole = Whole::load(backend, path, &options()).unwrap();
+    let mut chain = Chain::load(backend, path, cuts, &options());
     let text = tokens(&whole.vocabulary().unwrap(), 300);
     let mut held = [0_u32; 5];
     for (number, batch) in BATCHES.iter().enumerate() {
@@ -56,19 +58,19 @@ fn several_sequences_equal_the_whole_model(name: &str, cuts: &[u32]) {
 
 #[test]
 fn several_sequences_of_smollm2_equal_the_whole_model() {
-    several_sequences_equal_the_whole_model(SMOLLM, &[10, 20]);
+    several_sequences_equal_the_whole_model(&smollm2(), &[10, 20]);
 }
 
 #[test]
 fn several_sequences_of_gemma3_equal_the_whole_model() {
-    several_sequences_equal_the_whole_model(GEMMA, &[6, 12]);
+    several_sequences_equal_the_whole_model(&gemma3(), &[6, 12]);
 }
 
-/// One window of SmolLM2's first layers.
+/// A window of the first layers of `SmolLM2`.
 fn window(options: &WindowOptions) -> (Window, tempfile::TempDir) {
     let backend = Backend::init(Mode::Fast).unwrap();
     let folder = tempfile::TempDir::new().unwrap();
-    let file = cut(&model(SMOLLM), 0, 3, false, folder.path());
+    let file = cut(&smollm2(), 0, 3, false, folder.path());
     let options = WindowOptions {
         output: Output::Hidden,
         ..options.clone()
@@ -262,7 +264,7 @@ fn extreme_values_do_not_outlive_their_sequence() {
 fn sliding_windows_that_forgot_a_position_refuse_to_go_back_to_it() {
     let backend = Backend::init(Mode::Fast).unwrap();
     let folder = tempfile::TempDir::new().unwrap();
-    let file = cut(&model(GEMMA), 0, 2, false, folder.path());
+    let file = cut(&gemma3(), 0, 2, false, folder.path());
     let load = |whole_cache| {
         let options = WindowOptions {
             context_length: 2048,

@@ -1,18 +1,21 @@
 //! Text to tokens and back.
+#![allow(clippy::unwrap_used, reason = "tests end at the first surprise")]
 
 mod support;
 
 use kvasir_engine::{Backend, Mode, Vocabulary};
-use support::{GEMMA, SMOLLM, model, vocabulary_file};
+use kvasir_tests::models::{gemma3, smollm2};
+use std::path::Path;
+use support::vocabulary_file;
 
-fn vocabulary(name: &str) -> Vocabulary {
-    Vocabulary::load(Backend::init(Mode::Fast).unwrap(), &model(name)).unwrap()
+fn vocabulary(path: &Path) -> Vocabulary {
+    Vocabulary::load(Backend::init(Mode::Fast).unwrap(), path).unwrap()
 }
 
 #[test]
 fn any_text_comes_back_from_its_tokens() {
-    for name in [SMOLLM, GEMMA] {
-        let vocabulary = vocabulary(name);
+    for path in [smollm2(), gemma3()] {
+        let vocabulary = vocabulary(&path);
         let long = "na ".repeat(20_000);
         for text in [
             "",
@@ -24,14 +27,14 @@ fn any_text_comes_back_from_its_tokens() {
         ] {
             let tokens = vocabulary.tokenize(text, false, false);
             let bytes: Vec<u8> = tokens.iter().flat_map(|&token| vocabulary.piece(token, true)).collect();
-            assert_eq!(String::from_utf8(bytes).unwrap(), text, "{name}");
+            assert_eq!(String::from_utf8(bytes).unwrap(), text, "{}", path.display());
         }
     }
 }
 
 #[test]
 fn control_tokens_are_read_only_when_asked_and_written_only_when_asked() {
-    let vocabulary = vocabulary(SMOLLM);
+    let vocabulary = vocabulary(&smollm2());
     let [control] = vocabulary.tokenize("<|im_end|>", false, true)[..] else {
         panic!("not one token")
     };
@@ -44,19 +47,19 @@ fn control_tokens_are_read_only_when_asked_and_written_only_when_asked() {
 
 #[test]
 fn the_beginning_of_a_sequence_is_added_where_the_model_wants_it() {
-    let gemma = vocabulary(GEMMA);
+    let gemma = vocabulary(&gemma3());
     assert!(gemma.adds_bos());
     assert_eq!(gemma.tokenize("a", true, false).first().copied(), gemma.bos());
     assert!(gemma.eos().is_some_and(|eos| gemma.is_end(eos)));
-    assert!(!vocabulary(SMOLLM).adds_bos());
+    assert!(!vocabulary(&smollm2()).adds_bos());
 }
 
 #[test]
 fn the_file_of_rank_0_carries_all_of_it() {
     let folder = tempfile::TempDir::new().unwrap();
-    let file = vocabulary_file(&model(SMOLLM), folder.path());
+    let file = vocabulary_file(&smollm2(), folder.path());
     let cut = Vocabulary::load(Backend::init(Mode::Fast).unwrap(), &file).unwrap();
-    let whole = vocabulary(SMOLLM);
+    let whole = vocabulary(&smollm2());
     assert_eq!(
         (cut.len(), cut.end_tokens(), cut.bos()),
         (whole.len(), whole.end_tokens(), whole.bos())

@@ -31,7 +31,6 @@ pub(crate) struct TokenGrammar {
 }
 
 // SAFETY: the grammar is used by one thread at a time (`&mut self`), and its vocabulary is never changed.
-#[allow(unsafe_code)]
 unsafe impl Send for TokenGrammar {}
 
 impl TokenGrammar {
@@ -46,7 +45,6 @@ impl TokenGrammar {
         })
     }
 
-    #[allow(unsafe_code)]
     fn of_text(text: &str, vocabulary: &Vocabulary) -> Result<TokenGrammar, SamplerError> {
         let malformed = |detail: String| SamplerError::Grammar { detail };
         gbnf::check(text, &|token| vocabulary.tokenize(token, false, true).len() == 1).map_err(malformed)?;
@@ -91,7 +89,6 @@ fn on_big_stack<T: Send>(make: impl FnOnce() -> Result<T, SamplerError> + Send) 
     })
 }
 
-#[allow(unsafe_code)]
 impl Constraint for TokenGrammar {
     fn retain(&mut self, candidates: &mut Vec<Candidate>) {
         self.data.clear();
@@ -117,16 +114,14 @@ impl Constraint for TokenGrammar {
         let mut next = vec![Candidate { token, logit: 0.0 }];
         self.retain(&mut next);
         // SAFETY: the token is in range; the wrapper catches llama.cpp's exceptions.
-        if next.is_empty()
-            || unsafe { sys::llama_rs_sampler_accept(self.pointer.as_ptr(), token) } != sys::LLAMA_RS_STATUS_OK
-        {
+        let accept = || unsafe { sys::llama_rs_sampler_accept(self.pointer.as_ptr(), token) };
+        if next.is_empty() || accept() != sys::LLAMA_RS_STATUS_OK {
             return Err(SamplerError::OffGrammar { token });
         }
         Ok(())
     }
 }
 
-#[allow(unsafe_code)]
 impl Drop for TokenGrammar {
     fn drop(&mut self) {
         // SAFETY: made in `new` and freed once, before the vocabulary it points into.

@@ -11,6 +11,7 @@ pub(crate) struct Candidate {
 }
 
 /// Higher logits first, and of equal ones the lower id.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "as sorting wants it")]
 pub(crate) fn descending(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
 }

@@ -1,24 +1,11 @@
 //! Models from the cache, windows cut out of them, and chains of windows to compare with the whole.
-#![allow(dead_code, unreachable_pub)]
+#![allow(clippy::unwrap_used, reason = "tests end at the first surprise")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part of this one")]
 
 use kvasir_engine::{Backend, Embedder, Output, Span, Vocabulary, Whole, Window, WindowOptions};
 use kvasir_gguf::{Model, WindowRole};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-
-pub const SMOLLM: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
-pub const GEMMA: &str = "gemma-3-270m.Q4_K_M.gguf";
-
-/// Path of a model in the cache: `$KVASIR_CACHE/models`, or `~/.cache/kvasir/models`.
-pub fn model(name: &str) -> PathBuf {
-    let cache = std::env::var_os("KVASIR_CACHE").map_or_else(
-        || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache/kvasir"),
-        PathBuf::from,
-    );
-    let path = cache.join("models").join(name);
-    assert!(path.exists(), "{} is missing: run `make models`", path.display());
-    path
-}
 
 /// A model cut at `cuts` into windows, run as one after the other.
 pub struct Chain {
