@@ -33,7 +33,11 @@ const BATCHES: [&[(u32, u32)]; 6] = [
 fn windows_of_every_architecture_equal_the_whole_model() {
     let backend = Backend::init(Mode::Fast).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    for architecture in Architecture::ALL {
+    // llama.cpp scales the input of every window of Gemma 2, so it is not cut
+    for architecture in Architecture::ALL
+        .into_iter()
+        .filter(|architecture| architecture.name() != "gemma2")
+    {
         let name = architecture.name();
         let path = folder.path().join("model.gguf");
         RandomModel::new(architecture).write(&path).unwrap();

@@ -79,24 +79,32 @@ fn logits_of_gemma3_do_not_depend_on_the_batch() {
 }
 
 #[test]
-fn nor_do_they_beyond_a_sliding_window() {
+fn nor_do_they_beyond_a_sliding_window_and_beyond_a_step_of_the_cache() {
     let backend = Backend::init(Mode::Exact).unwrap();
-    let mut whole = Whole::load(backend, &gemma3(), &options()).unwrap();
-    let text = tokens(&whole.vocabulary().unwrap(), 600);
-    let mut run = |slot: u32, slices: &[u32]| {
-        let mut position = 0;
-        let mut last = Vec::new();
-        for &count in slices {
-            let fed = &text[position as usize..(position + count) as usize];
-            last = logits(&mut whole, &[span(slot, position, count)], fed, &[count - 1]);
-            position += count;
-        }
-        assert_eq!(position, 600);
-        last
-    };
-    let long = run(0, &[128, 128, 128, 128, 88]);
-    let short = run(1, &[100, 3, 100, 7, 100, 100, 100, 80, 9, 1]);
-    assert_same_bits(&long, &short, "after 600 positions, of which a layer sees 512");
+    let folder = tempfile::tempdir().unwrap();
+    let fed: Vec<i32> = (0..600).map(|i| i * 37 % 250).collect();
+    for architecture in Architecture::ALL
+        .into_iter()
+        .filter(|architecture| architecture.is_sliding())
+    {
+        let path = folder.path().join("model.gguf");
+        RandomModel::new(architecture).write(&path).unwrap();
+        let mut whole = Whole::load(backend, &path, &options()).unwrap();
+        let mut run = |slot: u32, slices: &[u32]| {
+            let mut position = 0;
+            let mut last = Vec::new();
+            for &count in slices {
+                let fed = &fed[position as usize..(position + count) as usize];
+                last = logits(&mut whole, &[span(slot, position, count)], fed, &[count - 1]);
+                position += count;
+            }
+            assert_eq!(position, 600);
+            last
+        };
+        let long = run(0, &[128, 128, 128, 128, 88]);
+        let short = run(1, &[100, 3, 100, 7, 100, 100, 100, 80, 9, 1]);
+        assert_same_bits(&long, &short, architecture.name());
+    }
 }
 
 #[test]
