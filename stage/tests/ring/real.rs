@@ -31,7 +31,8 @@ impl Real {
         plan.model.architecture = model.architecture().into();
         plan.context_length = 2048;
         plan.sequences = 2;
-        plan.max_laps = 2;
+        // one lap at a time: stages that compute side by side on two cores only take turns
+        plan.max_laps = 1;
         plan.max_lap_tokens = 512;
         plan.boundary_type = BoundaryType::F32;
         Real {
