@@ -17,8 +17,8 @@ const MAX_SEQUENCES: u32 = 256;
 const CACHE_STEP: u32 = 256;
 /// Positions of all sequences together: their bookkeeping is 3.5 GB then, which is touched before anything else fails.
 const MAX_POSITIONS: u64 = 1 << 26;
-/// Rows of one microbatch. More would not be faster on a CPU, and compute buffers grow with it.
-const MAX_MICROBATCH: u32 = 512;
+/// Rows of a microbatch, at least and at most.
+const MICROBATCH: std::ops::RangeInclusive<u32> = 32..=512;
 
 /// What goes in: one value per row, or one embedding.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +91,7 @@ impl Context {
         mut capture: Option<Box<Capture>>,
     ) -> Result<Context, EngineError> {
         let context_length = check(options)?;
-        let microbatch = options.max_rows.min(MAX_MICROBATCH);
+        let microbatch = microbatch(model.embedding_length(), model.heads(), options).min(options.max_rows);
         let whole_cache = options.exact || options.whole_cache;
 
         // SAFETY: returns a plain struct.
@@ -608,6 +608,26 @@ fn check(options: &WindowOptions) -> Result<u32, EngineError> {
     Ok(reserved)
 }
 
+/// Rows that llama.cpp computes at a time. Buffers for intermediate results grow with it (at 3072 values a row, with
+/// eight experts of 1024, 128 rows take 60 MiB and 512 take 200), while on a CPU prompts don't get faster beyond a few
+/// dozen rows. In fast mode the result depends on it in the last bits, so that it must be the same for all windows of a
+/// model: it follows from the embedding length. In exact mode it is free to shrink with the scores that attention
+/// writes down for all heads.
+fn microbatch(embedding_length: usize, heads: u32, options: &WindowOptions) -> u32 {
+    /// Values of hidden states in a microbatch.
+    const VALUES: u32 = 1 << 19;
+    /// Bytes of attention's scores in a microbatch.
+    const SCORES: u64 = 32 << 20;
+    let rows = VALUES.checked_div(embedding_length as u32).unwrap_or(0);
+    let rows = if options.exact {
+        let row = 4 * u64::from(heads.max(1)) * u64::from(options.context_length.max(1));
+        u64::from(rows).min(SCORES / row) as u32
+    } else {
+        rows
+    };
+    (1 << rows.max(1).ilog2()).clamp(*MICROBATCH.start(), *MICROBATCH.end())
+}
+
 /// Threads to use: those asked for, or the physical cores that this process may run on.
 fn thread_count(asked: u32) -> i32 {
     let threads = if asked == 0 {
@@ -637,5 +657,23 @@ impl Drop for Context {
             sys::llama_free(self.pointer.as_ptr());
             sys::ggml_threadpool_free(self.threads.as_ptr());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wide_models_and_long_exact_contexts_go_in_small_microbatches() {
+        let options = |exact, context_length| WindowOptions {
+            context_length,
+            exact,
+            ..WindowOptions::default()
+        };
+        let fast = |width| microbatch(width, 32, &options(false, 1 << 20));
+        assert_eq!([576, 1024, 3072, 8192, 65_536].map(fast), [512, 512, 128, 64, 32]);
+        let exact = |context_length| microbatch(1024, 32, &options(true, context_length));
+        assert_eq!([256, 1024, 4096, 1 << 20].map(exact), [512, 256, 64, 32]);
     }
 }

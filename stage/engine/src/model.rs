@@ -165,6 +165,12 @@ impl Model {
         unsafe { sys::llama_model_n_embd(self.as_ptr()) as usize }
     }
 
+    /// Query heads.
+    pub(crate) fn heads(&self) -> u32 {
+        // SAFETY: the model is loaded.
+        u32::try_from(unsafe { sys::llama_model_n_head(self.as_ptr()) }).unwrap_or(0)
+    }
+
     /// Positions to pass for a row of hidden states: 4 for M-RoPE models, else 1.
     pub(crate) fn position_sections(&self) -> usize {
         // SAFETY: the model is loaded.

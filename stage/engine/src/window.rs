@@ -81,8 +81,10 @@ pub struct Span {
 
 /// A contiguous range of a model's layers, loaded from a mini-GGUF, with the cache of its sequences.
 ///
-/// Beside the window's own bytes and its cache it takes memory for the intermediate results of at most 512 rows, and
-/// the last rank's for one row of logits per sequence.
+/// Beside the window's own bytes and its cache it takes at most 64 MiB: intermediate results of a microbatch, whose
+/// rows get fewer as the model gets wider, and in the last window the vocabulary and a row of logits per sequence. Each
+/// position of each sequence takes another 52 bytes of bookkeeping. An exact window also writes down attention's scores
+/// of all heads: 32 rows × heads × context length × 4 bytes at least.
 #[derive(Debug)]
 pub struct Window {
     context: Context,
