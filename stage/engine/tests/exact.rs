@@ -14,7 +14,7 @@ fn options() -> WindowOptions {
         context_length: 640,
         sequences: 4,
         max_rows: 128,
-        threads: 2,
+        threads: 1,
         output: Output::Logits { max_rows: 8 },
         exact: true,
         ..WindowOptions::default()
@@ -42,7 +42,7 @@ fn logits_do_not_depend_on_the_batch(path: &Path, cuts: &[u32], threads: u32) {
     }
     assert_same_bits(&together, &alone, "one batch, and one by one");
 
-    // among other sequences, in slices of other lengths, in another slot, on fewer threads, cut into windows
+    // among other sequences, in slices of other lengths, in another slot, on other threads, cut into windows
     let other = WindowOptions { threads, ..options() };
     let mut chain = Chain::load(backend, path, cuts, &other);
     chain.logits(&[span(0, 0, 33)], &text[LENGTH..LENGTH + 33], &[]);

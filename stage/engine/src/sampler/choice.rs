@@ -1,51 +1,109 @@
-//! Draws a token from candidates: temperature, top-p, min-p.
+//! Draws a token from logits: temperature, top-p, min-p.
 
 use super::SamplerError;
 use super::ranking::{self, Candidate};
 use kvasir_wire::frame::Sampling;
 
-/// Draws among the best candidates of a row (best first, top-k applied); `chance` is in [0, 1).
-pub(crate) fn among(candidates: &mut Vec<Candidate>, sampling: &Sampling, chance: f64) -> Result<i32, SamplerError> {
-    let first = *candidates.first().ok_or(SamplerError::NoToken)?;
-    if sampling.temperature == 0.0 {
-        return Ok(first.token);
-    }
-    let scale = Scale::new(first.logit, sampling.temperature);
-    let mass = candidates.iter().map(|candidate| scale.weight(candidate.logit)).sum();
-    nucleus(candidates, &scale, mass, sampling);
-    draw(candidates, &scale, chance).ok_or(SamplerError::NoToken)
+/// Tokens to rank at first where top-p or a grammar needs them ranked; few rows need more.
+pub(crate) const RANKED: usize = 256;
+/// How much more to rank when that was not enough.
+pub(crate) const MORE: usize = 8;
+
+/// Probabilities relative to that of a token with logit `highest`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scale {
+    highest: f64,
+    temperature: f64,
 }
 
-/// Draws from a whole row (no top-k). Candidates are taken in order of id unless top-p or min-p need them ranked.
-pub(crate) fn of_row(
+impl Scale {
+    pub(crate) fn new(highest: f32, sampling: &Sampling) -> Scale {
+        Scale {
+            highest: f64::from(highest),
+            temperature: f64::from(sampling.temperature),
+        }
+    }
+
+    pub(crate) fn weight(&self, logit: f32) -> f64 {
+        ((f64::from(logit) - self.highest) / self.temperature).exp()
+    }
+
+    pub(crate) fn sum(&self, candidates: &[Candidate]) -> f64 {
+        candidates.iter().map(|candidate| self.weight(candidate.logit)).sum()
+    }
+}
+
+/// Draws from a whole row of which nothing is cut, in order of ids; `chance` is in [0, 1).
+pub(crate) fn plain(row: &[f32], sampling: &Sampling, chance: f64) -> Result<i32, SamplerError> {
+    /// Sums are kept of runs this long, so that only the run that is drawn from is gone through again.
+    const RUN: usize = 512;
+    let scale = Scale::new(ranking::highest(row)?.logit, sampling);
+    let weigh = |run: &[f32]| run.iter().map(|&logit| scale.weight(logit)).sum::<f64>();
+    let sums: Vec<f64> = row.chunks(RUN).map(weigh).collect();
+    let mut left = chance * sums.iter().sum::<f64>();
+    let mut drawn = 0;
+    for (index, &sum) in sums.iter().enumerate().filter(|&(_, &sum)| sum > 0.0) {
+        drawn = index;
+        if left < sum {
+            break;
+        }
+        left -= sum;
+    }
+    let run = &row[drawn * RUN..row.len().min((drawn + 1) * RUN)];
+    let token = walk(run.iter().map(|&logit| scale.weight(logit)), left);
+    token
+        .map(|(place, _)| (drawn * RUN + place) as i32)
+        .ok_or(SamplerError::NoToken)
+}
+
+/// Draws from a whole row with top-p or min-p.
+pub(crate) fn nucleus(
     row: &[f32],
     sampling: &Sampling,
     chance: f64,
     candidates: &mut Vec<Candidate>,
 ) -> Result<i32, SamplerError> {
-    /// Likeliest tokens to rank at first; few rows need more for their top-p.
-    const RANKED: usize = 256;
-    let scale = Scale::new(ranking::highest(row)?.logit, sampling.temperature);
-    if sampling.top_p >= 1.0 && sampling.min_p <= 0.0 {
-        ranking::all(row, candidates);
-        return draw(candidates, &scale, chance).ok_or(SamplerError::NoToken);
-    }
+    let scale = Scale::new(ranking::highest(row)?.logit, sampling);
     let mass = row.iter().map(|&logit| scale.weight(logit)).sum();
-    let mut ranked = RANKED;
+    let mut count = RANKED;
     loop {
-        ranking::best(row, ranked, candidates);
-        let tried = candidates.len();
-        nucleus(candidates, &scale, mass, sampling);
-        // a shorter list than was tried ends where top-p or min-p cut it, not where the ranking did
-        if candidates.len() < tried || ranked >= row.len() {
-            return draw(candidates, &scale, chance).ok_or(SamplerError::NoToken);
+        ranking::best(row, count, candidates);
+        let all = count >= row.len();
+        if let Some(token) = ranked(candidates, &scale, (mass, mass), all, sampling, chance) {
+            return Ok(token);
         }
-        ranked = ranked.saturating_mul(8);
+        if all {
+            return Err(SamplerError::NoToken);
+        }
+        count *= MORE;
     }
 }
 
-/// Cuts ranked candidates by top-p of the `mass` of all, then by min-p; the first always stays.
-fn nucleus(candidates: &mut Vec<Candidate>, scale: &Scale, mass: f64, sampling: &Sampling) {
+/// Draws from candidates, best first, when it is known only between which bounds the mass of all lies: none when the
+/// bounds leave it open, or when tokens that aren't listed (unless these are `all`) might be drawn.
+pub(crate) fn ranked(
+    candidates: &[Candidate],
+    scale: &Scale,
+    mass: (f64, f64),
+    all: bool,
+    sampling: &Sampling,
+    chance: f64,
+) -> Option<i32> {
+    // What is kept grows with the mass, and so does the place that is drawn: if both bounds give one token, all between do.
+    let low = of_mass(candidates, scale, mass.0, all, sampling, chance)?;
+    let high = of_mass(candidates, scale, mass.1, all, sampling, chance)?;
+    (low == high).then_some(low)
+}
+
+fn of_mass(
+    candidates: &[Candidate],
+    scale: &Scale,
+    mass: f64,
+    all: bool,
+    sampling: &Sampling,
+    chance: f64,
+) -> Option<i32> {
+    let mut end = None;
     if sampling.top_p < 1.0 {
         let wanted = f64::from(sampling.top_p) * mass;
         let mut sum = 0.0;
@@ -53,50 +111,40 @@ fn nucleus(candidates: &mut Vec<Candidate>, scale: &Scale, mass: f64, sampling: 
             sum += scale.weight(candidate.logit);
             sum >= wanted
         });
-        candidates.truncate(enough.map_or(candidates.len(), |last| last + 1));
+        end = enough.map(|last| last + 1);
     }
     if sampling.min_p > 0.0 {
-        let floor = f64::from(sampling.min_p);
-        candidates.truncate(
-            candidates
-                .partition_point(|candidate| scale.weight(candidate.logit) >= floor)
-                .max(1),
-        );
+        let floor = f64::from(sampling.min_p) * scale.weight(candidates.first()?.logit);
+        let above = candidates
+            .partition_point(|candidate| scale.weight(candidate.logit) >= floor)
+            .max(1);
+        if above < candidates.len() {
+            end = Some(end.map_or(above, |end| end.min(above)));
+        }
     }
+    // the list ends where it was cut, or else where it ends, if there is no more
+    let kept = match end {
+        Some(end) => &candidates[..end],
+        None if all || (sampling.top_p >= 1.0 && sampling.min_p <= 0.0) => candidates,
+        None => return None,
+    };
+    let mass = if end.is_some() { scale.sum(kept) } else { mass };
+    let (place, ended) = walk(
+        kept.iter().map(|candidate| scale.weight(candidate.logit)),
+        chance * mass,
+    )?;
+    (ended || end.is_some() || all).then(|| kept[place].token)
 }
 
-fn draw(candidates: &[Candidate], scale: &Scale, chance: f64) -> Option<i32> {
-    let mass: f64 = candidates.iter().map(|candidate| scale.weight(candidate.logit)).sum();
-    let mut left = chance * mass;
+/// Place of the weight in which a sum passes `left`, and true; or the last weight that isn't 0, and false.
+fn walk(weights: impl Iterator<Item = f64>, mut left: f64) -> Option<(usize, bool)> {
     let mut last = None;
-    for candidate in candidates {
-        let weight = scale.weight(candidate.logit);
-        if weight > 0.0 {
-            last = Some(candidate.token);
-            left -= weight;
-            if left < 0.0 {
-                break;
-            }
+    for (place, weight) in weights.enumerate().filter(|(_, weight)| *weight > 0.0) {
+        if left < weight {
+            return Some((place, true));
         }
+        left -= weight;
+        last = Some((place, false));
     }
     last
-}
-
-/// Probabilities relative to the likeliest token's.
-struct Scale {
-    highest: f64,
-    temperature: f64,
-}
-
-impl Scale {
-    fn new(highest: f32, temperature: f32) -> Scale {
-        Scale {
-            highest: f64::from(highest),
-            temperature: f64::from(temperature),
-        }
-    }
-
-    fn weight(&self, logit: f32) -> f64 {
-        ((f64::from(logit) - self.highest) / self.temperature).exp()
-    }
 }

@@ -16,6 +16,7 @@ mod schema;
 pub use chance::uniform;
 
 use crate::Vocabulary;
+use choice::Scale;
 use grammar::{Constraint, TokenGrammar};
 use history::History;
 use kvasir_wire::frame::Sampling;
@@ -119,8 +120,6 @@ pub struct Sampler {
 struct Scratch {
     /// logits before penalties and bias, of the tokens that had any
     before: Vec<(usize, f32)>,
-    /// logits with all tokens off that the grammar forbids
-    masked: Vec<f32>,
     candidates: Vec<Candidate>,
 }
 
@@ -212,35 +211,48 @@ impl Sampler {
     }
 
     fn choose(&mut self, logits: &[f32], position: u32) -> Result<i32, SamplerError> {
-        let Sampling { temperature, top_k, .. } = self.sampling;
-        let Scratch { masked, candidates, .. } = &mut self.scratch;
+        let Sampling {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+            ..
+        } = self.sampling;
+        let candidates = &mut self.scratch.candidates;
         let best = ranking::highest(logits)?;
         let greedy = temperature == 0.0;
-        if greedy && self.grammar.is_none() {
-            return Ok(best.token);
-        }
         if greedy || top_k > 0 {
-            let count = if greedy { 1 } else { top_k as usize };
-            match &mut self.grammar {
-                Some(grammar) => best_allowed(logits, count, grammar.as_mut(), candidates),
-                None => ranking::best(logits, count, candidates),
+            match (&mut self.grammar, greedy) {
+                (None, true) => return Ok(best.token),
+                (None, false) => ranking::best(logits, top_k as usize, candidates),
+                (Some(grammar), _) => {
+                    let count = if greedy { 1 } else { top_k as usize };
+                    best_allowed(logits, count, grammar.as_mut(), candidates);
+                }
             }
-            return choice::among(candidates, &self.sampling, uniform(self.sampling.seed, position));
+            let first = candidates.first().ok_or(SamplerError::NoToken)?;
+            if greedy {
+                return Ok(first.token);
+            }
+            let scale = Scale::new(first.logit, &self.sampling);
+            let mass = scale.sum(candidates);
+            return choice::ranked(
+                candidates,
+                &scale,
+                (mass, mass),
+                true,
+                &self.sampling,
+                uniform(seed, position),
+            )
+            .ok_or(SamplerError::NoToken);
         }
-        let row = match &mut self.grammar {
-            Some(grammar) => {
-                ranking::all(logits, candidates);
-                grammar.retain(candidates);
-                masked.clear();
-                masked.resize(logits.len(), f32::NEG_INFINITY);
-                candidates
-                    .iter()
-                    .for_each(|candidate| masked[candidate.token as usize] = candidate.logit);
-                masked.as_slice()
-            }
-            None => logits,
-        };
-        choice::of_row(row, &self.sampling, uniform(self.sampling.seed, position), candidates)
+        let chance = uniform(seed, position);
+        match &mut self.grammar {
+            Some(grammar) => among_allowed(logits, &self.sampling, chance, grammar.as_mut(), candidates),
+            None if top_p < 1.0 || min_p > 0.0 => choice::nucleus(logits, &self.sampling, chance, candidates),
+            None => choice::plain(logits, &self.sampling, chance),
+        }
     }
 }
 
@@ -256,6 +268,49 @@ fn best_allowed(logits: &[f32], count: usize, constraint: &mut dyn Constraint, c
             return;
         }
         tried = tried.saturating_mul(8);
+    }
+}
+
+/// Draws, best first, from all that the constraint allows. The likeliest tokens are tried first: often the rest, allowed
+/// or not, weighs too little to change what is drawn.
+fn among_allowed(
+    logits: &[f32],
+    sampling: &Sampling,
+    chance: f64,
+    constraint: &mut dyn Constraint,
+    candidates: &mut Vec<Candidate>,
+) -> Result<i32, SamplerError> {
+    /// What rounding may have taken from the rest's weight, as a share of all.
+    const ROUNDING: f64 = 1e-12;
+    let plain = Scale::new(ranking::highest(logits)?.logit, sampling);
+    let total: f64 = logits.iter().map(|&logit| plain.weight(logit)).sum();
+    let mut count = choice::RANKED;
+    loop {
+        let all = count >= logits.len();
+        ranking::best(logits, count, candidates);
+        let rest = if all {
+            0.0
+        } else {
+            (total - plain.sum(candidates)).max(0.0) + total * ROUNDING
+        };
+        constraint.retain(candidates);
+        if let Some(first) = candidates.first() {
+            let scale = Scale::new(first.logit, sampling);
+            let mass = scale.sum(candidates);
+            // the rest's weight beside that of the first allowed
+            let most = if all {
+                mass
+            } else {
+                mass + rest / plain.weight(first.logit)
+            };
+            if let Some(token) = choice::ranked(candidates, &scale, (mass, most), all, sampling, chance) {
+                return Ok(token);
+            }
+        }
+        if all {
+            return Err(SamplerError::NoToken);
+        }
+        count *= choice::MORE;
     }
 }
 

@@ -76,17 +76,6 @@ pub(crate) fn best(logits: &[f32], count: usize, candidates: &mut Vec<Candidate>
     candidates.truncate(count);
 }
 
-/// All candidates that aren't at −∞, by id.
-pub(crate) fn all(logits: &[f32], candidates: &mut Vec<Candidate>) {
-    candidates.clear();
-    candidates.extend(
-        (0..)
-            .zip(logits)
-            .filter(|&(_, &logit)| logit > f32::NEG_INFINITY)
-            .map(|(token, &logit)| Candidate { token, logit }),
-    );
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,8 +90,11 @@ mod tests {
     }
 
     fn sorted(logits: &[f32]) -> Vec<Candidate> {
-        let mut candidates = Vec::new();
-        all(logits, &mut candidates);
+        let mut candidates: Vec<Candidate> = (0..)
+            .zip(logits)
+            .map(|(token, &logit)| Candidate { token, logit })
+            .filter(|c| c.logit > f32::NEG_INFINITY)
+            .collect();
         candidates.sort_by(descending);
         candidates
     }
