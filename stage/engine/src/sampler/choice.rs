@@ -6,8 +6,8 @@ use kvasir_wire::frame::Sampling;
 
 /// Tokens to rank at first where top-p or a grammar needs them ranked; few rows need more.
 pub(crate) const RANKED: usize = 256;
-/// How much more to rank when that was not enough.
-pub(crate) const MORE: usize = 8;
+/// How many times more to rank when that was not enough: few steps, since each ranks and filters from the start.
+pub(crate) const MORE: usize = 32;
 
 /// Probabilities relative to that of a token with logit `highest`.
 #[derive(Clone, Copy, Debug)]

@@ -267,7 +267,7 @@ fn best_allowed(logits: &[f32], count: usize, constraint: &mut dyn Constraint, c
             candidates.truncate(count);
             return;
         }
-        tried = tried.saturating_mul(8);
+        tried = tried.saturating_mul(choice::MORE);
     }
 }
 
