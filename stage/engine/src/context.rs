@@ -1,42 +1,17 @@
 //! A model with its cache and threads, run batch by batch. Every precondition of llama.cpp is checked here, since it
 //! aborts the process where one is hurt.
 
+use crate::arrays::{Batch, Input};
 use crate::batch::{self, Call};
 use crate::capture::{self, Capture};
 use crate::error::EngineError;
 use crate::log;
 use crate::model::Model;
+use crate::size::{self, Footprint};
 use crate::window::{CacheType, Output, Span, WindowOptions};
 use llama_cpp_sys_2 as sys;
 use std::ptr::NonNull;
 use std::sync::Arc;
-
-/// llama.cpp's own limit, `LLAMA_MAX_SEQ`.
-const MAX_SEQUENCES: u32 = 256;
-/// llama.cpp rounds caches up to this many positions.
-const CACHE_STEP: u32 = 256;
-/// Positions of all sequences together: their bookkeeping is 3.5 GB then, which is touched before anything else fails.
-const MAX_POSITIONS: u64 = 1 << 26;
-/// Rows of a microbatch, at least and at most.
-const MICROBATCH: std::ops::RangeInclusive<u32> = 32..=512;
-
-/// What goes in: one value per row, or one embedding.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Input<'a> {
-    Tokens(&'a [i32]),
-    Hidden(&'a [f32]),
-}
-
-/// Bytes of memory that a context takes, as llama.cpp reports them.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Footprint {
-    /// keys, values and recurrent states of all slots
-    pub(crate) cache: u64,
-    /// intermediate results of one microbatch
-    pub(crate) compute: u64,
-    /// rows of logits
-    pub(crate) output: u64,
-}
 
 #[derive(Debug)]
 pub(crate) struct Context {
@@ -53,18 +28,6 @@ pub(crate) struct Context {
     output: Output,
     whole_cache: bool,
     model: Arc<Model>,
-}
-
-/// The arrays that a `llama_batch` points to, kept for the next call.
-#[derive(Debug, Default)]
-struct Batch {
-    tokens: Vec<sys::llama_token>,
-    hidden: Vec<f32>,
-    positions: Vec<sys::llama_pos>,
-    counts: Vec<i32>,
-    sequences: Vec<sys::llama_seq_id>,
-    sequence_pointers: Vec<*mut sys::llama_seq_id>,
-    outputs: Vec<i8>,
 }
 
 // SAFETY: the context, its threads and the pointers inside `batch`, which point into the same struct's heap blocks and
@@ -90,8 +53,8 @@ impl Context {
         options: &WindowOptions,
         mut capture: Option<Box<Capture>>,
     ) -> Result<Context, EngineError> {
-        let context_length = check(options)?;
-        let microbatch = microbatch(model.embedding_length(), model.heads(), options).min(options.max_rows);
+        let context_length = size::check(options)?;
+        let microbatch = size::microbatch(model.embedding_length(), model.heads(), options).min(options.max_rows);
         let whole_cache = options.exact || options.whole_cache;
 
         // SAFETY: returns a plain struct.
@@ -253,7 +216,7 @@ impl Context {
 
     /// Rows of logits of the last call, in the order of its rows.
     fn logits(&self, width: usize) -> std::slice::ChunksExact<'_, f32> {
-        let rows = self.batch.outputs.iter().filter(|&&output| output != 0).count();
+        let rows = self.batch.output_rows();
         if rows == 0 {
             return [].chunks_exact(width);
         }
@@ -456,99 +419,6 @@ impl Context {
     }
 }
 
-impl Batch {
-    /// Fills the arrays for one call. The result points into `self` and, for one contiguous run of rows, into `input`.
-    fn fill(
-        &mut self,
-        call: &Call,
-        input: Input<'_>,
-        model: &Model,
-        is_output: impl Fn(usize) -> bool,
-    ) -> sys::llama_batch {
-        let rows = call.rows();
-        self.positions.clear();
-        self.sequences.clear();
-        self.outputs.clear();
-        for part in &call.parts {
-            self.positions
-                .extend((part.position..part.position + part.count).map(|position| position as i32));
-            self.sequences
-                .extend(std::iter::repeat_n(part.slot as i32, part.count as usize));
-        }
-        self.outputs.extend(call.order().map(|row| i8::from(is_output(row))));
-        self.counts.clear();
-        self.counts.resize(rows, 1);
-        self.sequence_pointers.clear();
-        self.sequence_pointers
-            .extend(self.sequences.iter_mut().map(std::ptr::from_mut));
-
-        let (mut token, mut embd) = (std::ptr::null_mut(), std::ptr::null_mut());
-        match input {
-            Input::Tokens(tokens) => {
-                self.tokens.clear();
-                self.tokens.extend(call.order().map(|row| tokens[row]));
-                token = self.tokens.as_mut_ptr();
-            }
-            Input::Hidden(values) => {
-                let width = model.embedding_length();
-                let of = |row: usize, count: usize| &values[row * width..(row + count) * width];
-                embd = if let [part] = call.parts[..] {
-                    // llama.cpp only reads it
-                    of(part.row, part.count as usize).as_ptr().cast_mut()
-                } else {
-                    self.hidden.clear();
-                    for part in &call.parts {
-                        self.hidden.extend_from_slice(of(part.row, part.count as usize));
-                    }
-                    self.hidden.as_mut_ptr()
-                };
-                if model.position_sections() == 4 {
-                    // M-RoPE wants hidden states' positions section by section: time, height, width, and a fourth of 0
-                    self.positions.extend_from_within(..rows);
-                    self.positions.extend_from_within(..rows);
-                    self.positions.resize(4 * rows, 0);
-                }
-            }
-        }
-        sys::llama_batch {
-            n_tokens: rows as i32,
-            token,
-            embd,
-            pos: self.positions.as_mut_ptr(),
-            n_seq_id: self.counts.as_mut_ptr(),
-            seq_id: self.sequence_pointers.as_mut_ptr(),
-            logits: self.outputs.as_mut_ptr(),
-        }
-    }
-}
-
-impl Footprint {
-    /// Adds up the lines `… KV buffer size = 12.00 MiB` that llama.cpp logs when it makes a context.
-    fn of(said: &log::Said) -> Footprint {
-        let mut footprint = Footprint::default();
-        for line in said.lines() {
-            let Some((what, size)) = line.split_once(log::BUFFER_SIZE) else {
-                continue;
-            };
-            let Some(size) = size
-                .split_whitespace()
-                .next()
-                .and_then(|number| number.parse::<f64>().ok())
-            else {
-                continue;
-            };
-            let bytes = (size * 1024.0 * 1024.0) as u64;
-            match what.split_whitespace().last() {
-                Some("KV" | "RS") => footprint.cache += bytes,
-                Some("compute") => footprint.compute += bytes,
-                Some("output") => footprint.output += bytes,
-                _ => {}
-            }
-        }
-        footprint
-    }
-}
-
 /// Passes rows on to `copy`, and stops at one that is not finite.
 fn copy_finite<'a>(
     rows: impl Iterator<Item = (usize, &'a [f32])>,
@@ -561,71 +431,6 @@ fn copy_finite<'a>(
         copy(row, values);
     }
     Ok(())
-}
-
-/// Checks the options; returns the positions to reserve for a sequence.
-fn check(options: &WindowOptions) -> Result<u32, EngineError> {
-    let in_range = |field, value: u32, most: u32, rule| {
-        if (1..=most).contains(&value) {
-            Ok(())
-        } else {
-            Err(EngineError::Option {
-                field,
-                value: value.into(),
-                rule,
-            })
-        }
-    };
-    in_range(
-        "contextLength",
-        options.context_length,
-        1 << 28,
-        "it must be between 1 and 268435456",
-    )?;
-    in_range(
-        "sequences",
-        options.sequences,
-        MAX_SEQUENCES,
-        "it must be between 1 and 256",
-    )?;
-    in_range("maxRows", options.max_rows, 1 << 20, "it must be between 1 and 1048576")?;
-    if let Output::Logits { max_rows } = options.output {
-        in_range("logit rows", max_rows, 1 << 20, "it must be between 1 and 1048576")?;
-    }
-    let reserved = options.context_length.next_multiple_of(CACHE_STEP);
-    let total = u64::from(reserved) * u64::from(options.sequences);
-    if total > MAX_POSITIONS {
-        let rule = "it must be at most 67108864, for llama.cpp's bookkeeping of each position alone takes 52 bytes";
-        return Err(EngineError::Option {
-            field: "contextLength × sequences",
-            value: total,
-            rule,
-        });
-    }
-    if options.exact && options.cache_type != CacheType::F16 {
-        return Err(EngineError::ExactCache);
-    }
-    Ok(reserved)
-}
-
-/// Rows that llama.cpp computes at a time. Buffers for intermediate results grow with it (at 3072 values a row, with
-/// eight experts of 1024, 128 rows take 60 MiB and 512 take 200), while on a CPU prompts don't get faster beyond a few
-/// dozen rows. In fast mode the result depends on it in the last bits, so that it must be the same for all windows of a
-/// model: it follows from the embedding length. In exact mode it is free to shrink with the scores that attention
-/// writes down for all heads.
-fn microbatch(embedding_length: usize, heads: u32, options: &WindowOptions) -> u32 {
-    /// Values of hidden states in a microbatch.
-    const VALUES: u32 = 1 << 19;
-    /// Bytes of attention's scores in a microbatch.
-    const SCORES: u64 = 32 << 20;
-    let rows = VALUES.checked_div(embedding_length as u32).unwrap_or(0);
-    let rows = if options.exact {
-        let row = 4 * u64::from(heads.max(1)) * u64::from(options.context_length.max(1));
-        u64::from(rows).min(SCORES / row) as u32
-    } else {
-        rows
-    };
-    (1 << rows.max(1).ilog2()).clamp(*MICROBATCH.start(), *MICROBATCH.end())
 }
 
 /// Threads to use: those asked for, or the physical cores that this process may run on.
@@ -657,23 +462,5 @@ impl Drop for Context {
             sys::llama_free(self.pointer.as_ptr());
             sys::ggml_threadpool_free(self.threads.as_ptr());
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn wide_models_and_long_exact_contexts_go_in_small_microbatches() {
-        let options = |exact, context_length| WindowOptions {
-            context_length,
-            exact,
-            ..WindowOptions::default()
-        };
-        let fast = |width| microbatch(width, 32, &options(false, 1 << 20));
-        assert_eq!([576, 1024, 3072, 8192, 65_536].map(fast), [512, 512, 128, 64, 32]);
-        let exact = |context_length| microbatch(1024, 32, &options(true, context_length));
-        assert_eq!([256, 1024, 4096, 1 << 20].map(exact), [512, 256, 64, 32]);
     }
 }

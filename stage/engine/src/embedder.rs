@@ -158,9 +158,10 @@ impl Embedder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arrays::Input;
     use crate::batch;
     use crate::capture::Capture;
-    use crate::context::{Context, Input};
+    use crate::context::Context;
     use crate::model::{Model, Weights};
     use crate::window::Span;
     use crate::{Backend, Mode, Output, WindowOptions};

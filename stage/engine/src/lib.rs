@@ -9,6 +9,7 @@
 
 #![allow(unsafe_code, reason = "the crate that speaks to llama.cpp")]
 
+mod arrays;
 mod backend;
 mod batch;
 mod capture;
@@ -18,6 +19,7 @@ mod error;
 mod log;
 mod model;
 pub mod sampler;
+mod size;
 mod threads;
 mod vocabulary;
 mod whole;

@@ -1,7 +1,8 @@
 //! The whole model by token input, as llama.cpp runs it: what windows are compared with.
 
+use crate::arrays::Input;
 use crate::backend::Backend;
-use crate::context::{Context, Input};
+use crate::context::Context;
 use crate::error::EngineError;
 use crate::vocabulary::Vocabulary;
 use crate::window::{Output, Span, WindowOptions, load_context};

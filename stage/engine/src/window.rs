@@ -1,7 +1,8 @@
 //! One window of a model: hidden states in, hidden states or logits out.
 
+use crate::arrays::Input;
 use crate::backend::{Backend, Mode};
-use crate::context::{Context, Input};
+use crate::context::Context;
 use crate::error::EngineError;
 use crate::model::{Model, Weights};
 use crate::vocabulary::Vocabulary;
