@@ -2,8 +2,8 @@
 //!
 //! Two tasks serve an edge. The reader takes pieces off the stream, answers pings and puts whole frames in an inbox that
 //! holds `max_laps` laps (and as many lots of tokens among them) and [`CONTROL_RESERVE`] other frames. The writer takes
-//! the most urgent piece of an outbox of the same size. Neither waits for the other: an answer to a ping is a note for
-//! the writer, not a place in a queue. So with at most `max_laps` laps in the ring no [`EdgeSender::send`] waits unless
+//! the most urgent piece of an outbox of the same size; a sender that finds the stream free writes by itself. Neither
+//! task waits for the other: an answer to a ping is a note for the writer, not a place in a queue. So with at most `max_laps` laps in the ring no [`EdgeSender::send`] waits unless
 //! the peer is slow.
 //!
 //! Each side pings every `ping_every`, and takes any bytes from the peer as a sign of life. A peer that says nothing for
@@ -206,19 +206,30 @@ where
     let (inbox, frames) = mpsc::unbounded_channel();
     let (read_half, write_half) = tokio::io::split(stream);
     tokio::spawn(reader::run(read_half, opener, Arc::clone(&link), inbox));
-    tokio::spawn(writer::run(write_half, sealer, Arc::clone(&link)));
+    let pen = Arc::new(writer::Pen::new(write_half, sealer, Arc::clone(&link)));
+    tokio::spawn(writer::run(Arc::clone(&pen), Arc::clone(&link)));
     Ok((
         EdgeSender {
             link: Arc::clone(&link),
+            pen,
         },
         EdgeReceiver { link, frames },
     ))
 }
 
 /// Sends frames. Clones send on the same edge.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct EdgeSender {
     link: Arc<Link>,
+    pen: Arc<dyn writer::Push>,
+}
+
+impl std::fmt::Debug for EdgeSender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EdgeSender")
+            .field("link", &self.link)
+            .finish_non_exhaustive()
+    }
 }
 
 impl EdgeSender {
@@ -239,7 +250,9 @@ impl EdgeSender {
         // The writer gives the place back once the frame is out.
         room.forget();
         self.link.outbox().pieces.queue(outgoing);
-        self.link.work.notify_one();
+        if !self.pen.push() {
+            self.link.work.notify_one();
+        }
         Ok(())
     }
 

@@ -313,8 +313,13 @@ impl Context {
             capture.clear();
         }
         // SAFETY: the batch's arrays are as long as it says and outlive the call; rows, positions, sequences and
-        // tokens are in range (`check_batch`), and the rows fit `n_batch` (`batch::plan`).
-        let (code, said) = log::listen(|| unsafe { sys::llama_decode(self.pointer.as_ptr(), batch) });
+        // tokens are in range (`check_batch`), and the rows fit `n_batch` (`batch::plan`). The pool is this context's own.
+        let (code, said) = log::listen(|| unsafe {
+            sys::ggml_threadpool_resume(self.threads.as_ptr());
+            let code = sys::llama_decode(self.pointer.as_ptr(), batch);
+            sys::ggml_threadpool_pause(self.threads.as_ptr());
+            code
+        });
         for part in &call.parts {
             self.held[part.slot as usize] = part.position + part.count;
         }
@@ -443,12 +448,14 @@ fn thread_count(asked: u32) -> i32 {
     threads.clamp(1, 512) as i32
 }
 
-/// Gives the context threads of its own that sleep when there is no work, so that idle stages leave the CPU alone.
+/// Gives the context threads of its own. They are paused between calls, so that idle stages leave the CPU alone; a call
+/// wakes them at its start, and they poll while llama.cpp makes the batch ready, which takes about as long as waking up.
 fn attach_threads(context: NonNull<sys::llama_context>, count: i32) -> Option<NonNull<sys::ggml_threadpool>> {
     // SAFETY: the parameters are a plain struct that ggml copies; the pool outlives the context (`Drop`).
     unsafe {
         let mut params = sys::ggml_threadpool_params_default(count);
-        params.poll = 0;
+        params.poll = 1;
+        params.paused = true;
         let pool = NonNull::new(sys::ggml_threadpool_new(&raw mut params))?;
         sys::llama_attach_threadpool(context.as_ptr(), pool.as_ptr(), std::ptr::null_mut());
         Some(pool)
