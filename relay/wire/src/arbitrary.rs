@@ -58,6 +58,7 @@ pub(crate) fn frames(limits: Limits) -> BoxedStrategy<Frame> {
         (any::<u64>(), any::<u32>()).prop_map(|(sequence, position)| Frame::Replay { sequence, position }),
         Just(Frame::Drain),
         (any::<u64>(), any::<bool>()).prop_map(|(nonce, reply)| Frame::Ping { nonce, reply }),
+        (any::<u32>(), ".{0,40}").prop_map(|(rank, detail)| Frame::Failed { rank, detail }),
     ]
     .boxed()
 }

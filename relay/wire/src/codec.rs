@@ -16,6 +16,7 @@
 //! | replay | sequence u64, position u32 |
 //! | drain | nothing |
 //! | ping | nonce u64, reply u8 |
+//! | failed | rank u32, detail text |
 //!
 //! Both ways check the same limits, so that a frame which was encoded is never refused. Nothing may follow a body.
 
@@ -247,6 +248,7 @@ fn check(frame: &Frame, limits: &Limits) -> Result<(), FrameError> {
                 None => Ok(()),
             }
         }
+        Frame::Failed { detail, .. } => limit("bytes of a failure's detail", detail.len(), MAX_ERROR_BYTES),
         Frame::Report { computed } => limit("report", computed.len(), limits.max_report()),
         Frame::Close { .. }
         | Frame::Fork { .. }
@@ -343,8 +345,8 @@ mod tests {
     #[test]
     fn unknown_kinds_are_refused_by_number() {
         assert_eq!(
-            decode(&vec![12].into(), &arbitrary::limits()),
-            Err(FrameError::UnknownKind { number: 12 })
+            decode(&vec![13].into(), &arbitrary::limits()),
+            Err(FrameError::UnknownKind { number: 13 })
         );
         assert_eq!(
             decode(&Bytes::new(), &arbitrary::limits()),

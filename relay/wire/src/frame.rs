@@ -221,6 +221,13 @@ pub enum Frame {
         /// true for an answer
         reply: bool,
     },
+    /// the engine of a stage gave up, so that the epoch ends: each stage passes it on before it closes its edges
+    Failed {
+        /// rank of that stage
+        rank: u32,
+        /// why, in words for people
+        detail: String,
+    },
 }
 
 /// What a frame is; its number is the first byte of a frame on the wire.
@@ -249,11 +256,13 @@ pub enum Kind {
     Drain = 10,
     /// [`Frame::Ping`]
     Ping = 11,
+    /// [`Frame::Failed`]
+    Failed = 12,
 }
 
 impl Kind {
     /// All kinds of version 1, in the order of their numbers.
-    pub const ALL: [Kind; 11] = [
+    pub const ALL: [Kind; 12] = [
         Kind::Hello,
         Kind::Lap,
         Kind::Tokens,
@@ -265,6 +274,7 @@ impl Kind {
         Kind::Replay,
         Kind::Drain,
         Kind::Ping,
+        Kind::Failed,
     ];
 
     /// The kind with this number, if version 1 knows it.
@@ -288,6 +298,7 @@ impl Frame {
             Frame::Replay { .. } => Kind::Replay,
             Frame::Drain => Kind::Drain,
             Frame::Ping { .. } => Kind::Ping,
+            Frame::Failed { .. } => Kind::Failed,
         }
     }
 }

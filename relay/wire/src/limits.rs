@@ -93,6 +93,7 @@ impl Limits {
                 prompt.saturating_add(128 + 8 * MAX_LOGIT_BIASES + MAX_GRAMMAR_BYTES)
             }
             Kind::Report => self.max_report().saturating_mul(12).saturating_add(16),
+            Kind::Failed => 64 + MAX_ERROR_BYTES,
             Kind::Close | Kind::Fork | Kind::Truncate | Kind::Replay | Kind::Drain | Kind::Ping => 32,
         };
         bytes.min(MAX_FRAME_BYTES)

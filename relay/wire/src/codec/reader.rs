@@ -43,6 +43,10 @@ pub(super) fn body(kind: Kind, bytes: Bytes, limits: &Limits) -> Result<Frame, F
             nonce: from.u64("nonce")?,
             reply: from.flag("reply")?,
         },
+        Kind::Failed => Frame::Failed {
+            rank: from.u32("rank")?,
+            detail: from.text("a failure's detail", MAX_ERROR_BYTES)?,
+        },
     };
     if from.bytes.has_remaining() {
         return Err(FrameError::Trailing {

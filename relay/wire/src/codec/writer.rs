@@ -61,6 +61,10 @@ pub(super) fn head(frame: &Frame) -> Bytes {
             out.u64(*nonce);
             out.u8(u8::from(*reply));
         }
+        Frame::Failed { rank, detail } => {
+            out.u32(*rank);
+            out.text(detail);
+        }
     }
     out.0.into()
 }
