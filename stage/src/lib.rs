@@ -5,4 +5,5 @@ pub mod cli;
 pub mod fetch;
 pub mod ring;
 pub mod run;
+mod strikes;
 mod vocabulary;

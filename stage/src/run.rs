@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvasir_market::client::MarketClient;
 use kvasir_market::types::{StageReport, StageState};
-use kvasir_plan::{Holder, RankManifest};
+use kvasir_plan::{Holder, LayerRange, RankManifest};
 use kvasir_wire::edge::Timings;
 use kvasir_wire::trust::{NodeKeys, PublicKey, SignedManifest};
 use tokio::net::TcpListener;
@@ -14,11 +14,13 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::ring::compute::Compute;
+use crate::ring::handle::RingError;
 use crate::ring::head::{self, HeadHandle, Phase};
 use crate::ring::link::{Forming, LinkError};
 use crate::ring::schedule::Shape;
 use crate::ring::session::{Lost, Session, Tap};
 use crate::ring::worker::Worker;
+use crate::strikes::Strikes;
 
 /// A stage says where it stands at least this often.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -26,6 +28,9 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_millis(500);
 /// Time to tell the market that this stage leaves.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// A stage whose engine fails so often within [`STRIKES_WITHIN`] ends: what it holds is damaged, or what it runs on.
+const STRIKES: usize = 3;
+const STRIKES_WITHIN: Duration = Duration::from_secs(60);
 /// Requests that may wait for a sequence at rank 0.
 const QUEUE: usize = 1024;
 
@@ -79,6 +84,20 @@ pub enum RunError {
     /// the engine thread could not be started
     #[error("cannot start the engine thread")]
     Thread(#[source] std::io::Error),
+    /// the engine failed, epoch after epoch
+    #[error(
+        "rank {rank} (layers {layers}) failed {STRIKES} times within {} s, the last time because {detail}: its window \
+         may be damaged, delete it and start again",
+        STRIKES_WITHIN.as_secs()
+    )]
+    GaveUp {
+        /// this stage's rank
+        rank: usize,
+        /// its window
+        layers: LayerRange,
+        /// what the engine said
+        detail: String,
+    },
     /// loading was interrupted
     #[error("loading the window was interrupted")]
     Interrupted,
@@ -89,7 +108,7 @@ impl RunError {
     pub fn reason(&self) -> &'static str {
         match self {
             RunError::Load { .. } => "LoadFailed",
-            RunError::Thread(_) => "EngineFailed",
+            RunError::Thread(_) | RunError::GaveUp { .. } => "EngineFailed",
             RunError::Interrupted => "Interrupted",
         }
     }
@@ -161,7 +180,7 @@ impl Stage {
                 });
                 let proposer =
                     (self.rank == 0).then(|| tokio::spawn(propose(self.market.clone(), self.keys.clone(), self.owner)));
-                self.live(&jobs, head.as_ref(), &reports, &shutdown).await;
+                let lived = self.live(&jobs, head.as_ref(), &reports, &shutdown).await;
                 if let Some(proposer) = proposer {
                     proposer.abort();
                 }
@@ -170,20 +189,20 @@ impl Stage {
                 let farewell = reports.borrow().clone();
                 // A market that is gone already needs no farewell.
                 let _ = tokio::time::timeout(FAREWELL, self.market.report(self.rank as u32, &farewell)).await;
-                Ok(())
+                lived
             }
         });
         Running { head, task }
     }
 
-    /// Epoch after epoch, until shutdown.
+    /// Epoch after epoch, until shutdown or until the engine has failed too often.
     async fn live(
         &self,
         jobs: &mpsc::Sender<crate::ring::worker::Job>,
         head: Option<&HeadHandle>,
         reports: &watch::Sender<StageReport>,
         shutdown: &CancellationToken,
-    ) {
+    ) -> Result<(), RunError> {
         let phase = |text: &str| {
             if let Some(head) = head {
                 head.say(Phase::Forming(text.to_owned()));
@@ -192,6 +211,7 @@ impl Stage {
         phase("waiting for the other stages");
         let mut epoch = 0;
         let mut upcoming: Option<RankManifest> = None;
+        let mut strikes = Strikes::new(STRIKES, STRIKES_WITHIN);
         loop {
             let manifest = match upcoming.take() {
                 Some(manifest) => manifest,
@@ -213,22 +233,50 @@ impl Stage {
                 newer = self.next_manifest(epoch) => { upcoming = Some(newer); None }
                 () = shutdown.cancelled() => break,
             };
-            let detail = match ended {
+            let mut gave_up = None;
+            let (detail, told) = match ended {
                 Some(lost) => {
                     tracing::warn!(epoch, reason = lost.reason(), error = %chain(&lost), "the ring is open");
                     let detail = chain(&lost);
                     reports.send_modify(|r| (r.lost_epoch, r.lost_reason) = (Some(epoch), Some(detail.clone())));
-                    detail
+                    let told = match lost.engine_failure(self.rank as u32) {
+                        Some((rank, why)) if rank as usize == self.rank => {
+                            let layers = self.plan.ranks[self.rank].layers;
+                            tracing::error!("rank {rank} (layers {layers}): {detail}");
+                            if strikes.again(Instant::now()) {
+                                gave_up = Some(RunError::GaveUp {
+                                    rank: self.rank,
+                                    layers,
+                                    detail: why.clone(),
+                                });
+                            }
+                            RingError::EngineFailed {
+                                detail: format!("rank {rank}: {why}"),
+                            }
+                        }
+                        Some((rank, why)) => RingError::EngineFailed {
+                            detail: format!("rank {rank}: {why}"),
+                        },
+                        None => RingError::StageLost { detail: detail.clone() },
+                    };
+                    (detail, told)
                 }
-                None => "the ring is being formed again".to_owned(),
+                None => {
+                    let detail = "the ring is being formed again".to_owned();
+                    (detail.clone(), RingError::StageLost { detail })
+                }
             };
             if let Some(head) = head {
-                head.down(detail).await;
+                head.down(detail, told).await;
+            }
+            if let Some(gave_up) = gave_up {
+                return Err(gave_up);
             }
         }
         if let Some(head) = head {
             head.say(Phase::Draining);
         }
+        Ok(())
     }
 
     async fn epoch(
@@ -251,6 +299,7 @@ impl Stage {
         };
         tracing::info!(epoch = manifest.epoch, rank = self.rank, "both links are up");
         let session = Session {
+            rank: self.rank as u32,
             last: self.rank + 1 == manifest.ranks.len(),
             boundary_type: manifest.boundary_type,
             sequences: manifest.sequences,
@@ -340,6 +389,13 @@ enum EpochEnd {
 }
 
 impl EpochEnd {
+    fn engine_failure(&self, own: u32) -> Option<(u32, String)> {
+        match self {
+            EpochEnd::NotFormed(_) => None,
+            EpochEnd::Lost(lost) => lost.engine_failure(own),
+        }
+    }
+
     fn reason(&self) -> &'static str {
         match self {
             EpochEnd::NotFormed(e) => e.reason(),

@@ -1,6 +1,6 @@
 //! The real engine of a rank: a window on llama.cpp, at rank 0 the embedding's rows, at the last rank the samplers.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kvasir_engine::sampler::Sampler;
 use kvasir_engine::{Backend, Embedder, EngineError, Vocabulary, Window, WindowOptions};
@@ -15,6 +15,7 @@ pub struct Loaded {
     window: Window,
     embedder: Option<Embedder>,
     vocabulary: Option<Vocabulary>,
+    path: PathBuf,
 }
 
 /// Rank 0's embedding: the file that holds `token_embd.weight`, and what its rows are multiplied by.
@@ -35,13 +36,20 @@ impl Loaded {
         embedding: Option<Embedding<'_>>,
     ) -> Result<Self, EngineError> {
         let embedder = embedding.map(|e| Embedder::open(e.file, e.scale)).transpose()?;
+        let path = window.to_owned();
         let window = Window::load(backend, window, options)?;
         let vocabulary = window.vocabulary();
         Ok(Loaded {
             window,
             embedder,
             vocabulary,
+            path,
         })
+    }
+
+    fn failed(&self, source: EngineError) -> ComputeError {
+        let path = self.path.clone();
+        ComputeError(Box::new(WindowFailed { path, source }))
     }
 
     /// Name of the device that computes.
@@ -54,6 +62,15 @@ impl From<EngineError> for ComputeError {
     fn from(error: EngineError) -> Self {
         ComputeError(Box::new(error))
     }
+}
+
+/// The window that could not be run.
+#[derive(Debug, thiserror::Error)]
+#[error("{} could not be computed", path.display())]
+struct WindowFailed {
+    path: PathBuf,
+    #[source]
+    source: EngineError,
 }
 
 /// An engine was asked for what its place in the ring doesn't have.
@@ -75,7 +92,7 @@ impl Compute for Loaded {
     }
 
     fn run(&mut self, spans: &[SlotSpan], hidden: &[f32], out: &mut Vec<f32>) -> Result<(), ComputeError> {
-        Ok(self.window.run(spans, hidden, out)?)
+        self.window.run(spans, hidden, out).map_err(|error| self.failed(error))
     }
 
     fn run_logits(
@@ -85,7 +102,9 @@ impl Compute for Loaded {
         want: &[u32],
         out: &mut Vec<f32>,
     ) -> Result<(), ComputeError> {
-        Ok(self.window.run_logits(spans, hidden, want, out)?)
+        self.window
+            .run_logits(spans, hidden, want, out)
+            .map_err(|error| self.failed(error))
     }
 
     fn sampler(&mut self, sampling: &Sampling, prompt: &[i32]) -> Result<Box<dyn Sample>, String> {

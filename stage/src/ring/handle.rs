@@ -58,6 +58,12 @@ pub enum RingError {
         /// which
         detail: String,
     },
+    /// a stage's engine gave up while the sequence ran: damaged weights, a fault of the device
+    #[error("a stage's engine failed: {detail}")]
+    EngineFailed {
+        /// which, and why
+        detail: String,
+    },
     /// the sampler could not go on
     #[error("sampling failed: {detail}")]
     Sampling {
@@ -71,7 +77,7 @@ pub enum RingError {
         waiting: usize,
     },
     /// the process is shutting down
-    #[error("the ring is draining")]
+    #[error("the server is shutting down")]
     Draining,
 }
 
@@ -81,6 +87,7 @@ impl RingError {
         match self {
             RingError::NotReady { .. } => "NotReady",
             RingError::StageLost { .. } => "StageLost",
+            RingError::EngineFailed { .. } => "EngineFailed",
             RingError::Sampling { .. } => "SamplingFailed",
             RingError::Busy { .. } => "Busy",
             RingError::Draining => "Draining",

@@ -43,8 +43,8 @@ enum Command {
     Submit(Generate, oneshot::Sender<Result<mpsc::Receiver<Event>, RingError>>),
     /// links are up; frames to the last rank go backwards over this edge
     Up(EdgeSender),
-    /// the epoch is lost
-    Down(String),
+    /// the epoch is lost, and this is what running requests are told
+    Down(RingError),
 }
 
 /// The API's handle, and the stage's own to say when links come and go.
@@ -97,9 +97,9 @@ impl HeadHandle {
         let _ = self.commands.send(Command::Up(closing_edge)).await;
     }
 
-    pub(crate) async fn down(&self, detail: String) {
-        self.say(Phase::Forming(detail.clone()));
-        let _ = self.commands.send(Command::Down(detail)).await;
+    pub(crate) async fn down(&self, detail: String, told: RingError) {
+        self.say(Phase::Forming(detail));
+        let _ = self.commands.send(Command::Down(told)).await;
     }
 }
 
@@ -197,7 +197,7 @@ impl Head {
                 };
                 let _ = self.jobs.send(Job::Lap(hello)).await;
             }
-            Command::Down(detail) => self.fall(&detail),
+            Command::Down(told) => self.fall(&told),
         }
     }
 
@@ -255,14 +255,12 @@ impl Head {
     }
 
     /// The epoch is lost: every client hears it.
-    fn fall(&mut self, detail: &str) {
+    fn fall(&mut self, told: &RingError) {
         self.closing_edge = None;
         self.started.clear();
         for id in self.scheduler.reset() {
             if let Some(client) = self.clients.remove(&id) {
-                let _ = client.try_send(Event::Failed(RingError::StageLost {
-                    detail: detail.to_owned(),
-                }));
+                let _ = client.try_send(Event::Failed(told.clone()));
             }
         }
         self.clients.clear();
@@ -279,6 +277,10 @@ impl Head {
         }
         while let Some(action) = self.scheduler.poll() {
             match action {
+                // It left while it waited: nothing is computed for it.
+                Action::Open(open) if self.clients.get(&open.sequence).is_none_or(mpsc::Sender::is_closed) => {
+                    self.cancel(open.sequence);
+                }
                 Action::Open(open) => {
                     if let Some(edge) = &self.closing_edge {
                         // A broken edge is the session's to report.

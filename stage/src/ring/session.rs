@@ -3,8 +3,9 @@
 //! Reader, engine and writer are separate tasks. A reader never waits: what it hands on has room by the ring's
 //! admission rule, and a neighbour that sends more than that breaks the protocol.
 
-use kvasir_wire::edge::{EdgeError, EdgeReceiver};
+use kvasir_wire::edge::{CLOSE_GRACE, EdgeError, EdgeReceiver};
 use kvasir_wire::frame::Frame;
+use kvasir_wire::limits::MAX_ERROR_BYTES;
 use tokio::sync::mpsc;
 
 use super::head::HeadHandle;
@@ -43,6 +44,14 @@ pub enum Lost {
     /// the engine thread ended
     #[error("the engine thread ended")]
     Engine,
+    /// another stage's engine gave up, as it told all
+    #[error("rank {rank}'s engine failed: {detail}")]
+    Elsewhere {
+        /// which
+        rank: u32,
+        /// why
+        detail: String,
+    },
 }
 
 impl Lost {
@@ -53,9 +62,30 @@ impl Lost {
             Lost::Fault(f) => f.reason(),
             Lost::Protocol { .. } => "ProtocolViolated",
             Lost::Overrun { .. } => "TooManyLaps",
-            Lost::Engine => "EngineFailed",
+            Lost::Engine | Lost::Elsewhere { .. } => "EngineFailed",
         }
     }
+
+    /// The rank whose engine gave up, and why, if that ended the epoch; `own` is this stage's rank.
+    pub(crate) fn engine_failure(&self, own: u32) -> Option<(u32, String)> {
+        match self {
+            Lost::Fault(Fault::Engine(error)) => Some((own, root_cause(error))),
+            Lost::Elsewhere { rank, detail } => Some((*rank, detail.clone())),
+            _ => None,
+        }
+    }
+}
+
+/// What it comes down to; what stands around it names files of this stage, which are nobody else's business.
+fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    let text = cause.to_string();
+    let fits = text.char_indices().map(|(at, character)| at + character.len_utf8());
+    let end = fits.take_while(|end| *end <= MAX_ERROR_BYTES).last().unwrap_or(0);
+    text[..end].to_owned()
 }
 
 /// Sees every frame that arrives, before it is acted on: for tests that look at what a stage learns.
@@ -63,6 +93,7 @@ pub type Tap = std::sync::Arc<dyn Fn(&Frame) + Send + Sync>;
 
 /// What a rank does with what arrives.
 pub(crate) struct Session {
+    pub(crate) rank: u32,
     pub(crate) last: bool,
     pub(crate) boundary_type: kvasir_plan::BoundaryType,
     pub(crate) sequences: u32,
@@ -92,10 +123,19 @@ impl Session {
         }
         let (mut predecessor, mut successor) = (links.predecessor.1, links.successor.1);
         let lost = tokio::select! {
+            // What a neighbour says comes before what its end did to this stage's own sends.
+            biased;
             lost = self.read_predecessor(&mut predecessor) => lost,
             lost = self.read_successor(&mut successor) => lost,
             Some(fault) = faults.recv() => Lost::Fault(fault),
         };
+        if let Some((rank, detail)) = lost.engine_failure(self.rank) {
+            for edge in [&links.predecessor.0, &links.successor.0] {
+                let (rank, detail) = (rank, detail.clone());
+                // One of the two may be the way that the news came, and closed by now.
+                let _ = tokio::time::timeout(CLOSE_GRACE, edge.send(Frame::Failed { rank, detail })).await;
+            }
+        }
         links.predecessor.0.close();
         links.successor.0.close();
         lost
@@ -110,6 +150,9 @@ impl Session {
             };
             if let Some(tap) = &self.tap {
                 tap(&frame);
+            }
+            if let Frame::Failed { rank, detail } = frame {
+                return Lost::Elsewhere { rank, detail };
             }
             // Rank 0's predecessor is the last rank: tokens come that way, nothing else does.
             let job = match (frame, &self.head) {
@@ -146,6 +189,9 @@ impl Session {
             };
             if let Some(tap) = &self.tap {
                 tap(&frame);
+            }
+            if let Frame::Failed { rank, detail } = frame {
+                return Lost::Elsewhere { rank, detail };
             }
             // Only the closing edge carries frames backwards, and it ends at the last rank.
             let job = match frame {
@@ -185,5 +231,6 @@ fn name(frame: &Frame) -> &'static str {
         Frame::Replay { .. } => "a replay",
         Frame::Drain => "a drain",
         Frame::Ping { .. } => "a ping",
+        Frame::Failed { .. } => "a failure",
     }
 }

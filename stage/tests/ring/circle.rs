@@ -143,6 +143,14 @@ impl Circle {
         self.seats[rank].running.take().unwrap().abort();
     }
 
+    /// Waits for one stage to end by itself.
+    pub async fn ended(&mut self, rank: usize) -> Result<(), RunError> {
+        let running = self.seats[rank].running.take().unwrap();
+        tokio::time::timeout(LIMIT, running.ended())
+            .await
+            .expect("the stage ends")
+    }
+
     /// A new process of the same node takes the rank.
     pub async fn replace<C: Compute + 'static>(&mut self, rank: usize, compute: C) {
         let tap = self.taps.get(rank).cloned().flatten();

@@ -3,6 +3,7 @@
 
 mod circle;
 mod equality;
+mod failures;
 mod protocol;
 mod real;
 mod toy;
