@@ -202,3 +202,85 @@ fn llama_cpp_agrees_with_the_check() {
     }
     assert!(passed > 50 && refused > 50, "{passed} passed, {refused} were refused");
 }
+
+fn schema_fault(schema: &str) -> Option<String> {
+    let grammar = Grammar::JsonSchema(schema.to_owned());
+    let refused = kvasir_engine::sampler::check_grammar(&grammar, &vocabulary());
+    // what is checked beforehand is what a sampler would say
+    let sampler = Sampler::new(
+        &Sampling {
+            grammar: Some(grammar),
+            ..Sampling::default()
+        },
+        &[],
+        &vocabulary(),
+    );
+    assert_eq!(refused.is_ok(), sampler.is_ok());
+    refused.err().map(|error| error.to_string())
+}
+
+#[test]
+fn schemas_that_would_not_be_kept_are_refused_with_the_reason() {
+    for (schema, told) in [
+        (r#"{"type": "string", "pattern": "["}"#, "a [ is not closed"),
+        (r#"{"type": "string", "pattern": "^(a$"}"#, "a ( is not closed"),
+        (
+            r#"{"type": "string", "pattern": "abc"}"#,
+            "it must begin with ^ and end with $",
+        ),
+        (
+            r#"{"type": "string", "minLength": 3, "maxLength": 2}"#,
+            "minLength 3 is above maxLength 2",
+        ),
+        (
+            r#"{"type": "array", "items": {}, "minItems": 3, "maxItems": 2}"#,
+            "minItems 3 is above maxItems 2",
+        ),
+        (
+            r#"{"type": "integer", "minimum": 3, "maximum": 2}"#,
+            "no whole number lies between 3 and 2",
+        ),
+        (r#"{"enum": []}"#, "enum must be an array with at least one value"),
+        (r#"{"type": "text"}"#, "there is no type text"),
+        (
+            r##"{"properties": {"a": {"$ref": "#"}}}"##,
+            "the schema can't hold itself as a whole",
+        ),
+    ] {
+        let fault = schema_fault(schema).unwrap_or_else(|| panic!("{schema} is taken"));
+        assert!(fault.contains(told), "{schema}: {fault}");
+    }
+    for schema in [
+        "{}",
+        r#"{"type": "object"}"#,
+        r#"{"type": "string", "pattern": "^[A-Z]{2}-\\d+(\\.\\w*)?$"}"#,
+        r#"{"type": "string", "format": "date"}"#,
+        r#"{"type": "integer", "minimum": 2, "maximum": 2}"#,
+        r##"{"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"next": {"$ref": "#/$defs/a"}}}}}"##,
+    ] {
+        assert_eq!(schema_fault(schema), None, "{schema}");
+    }
+}
+
+#[test]
+fn a_pattern_is_kept_with_classes_that_llama_cpp_does_not_know() {
+    let vocabulary = vocabulary();
+    for seed in 0..4 {
+        let sampling = Sampling {
+            temperature: 1.0,
+            seed,
+            grammar: Some(Grammar::JsonSchema(
+                r#"{"type": "string", "pattern": "^\\d{3}-\\w.[^a]$"}"#.to_owned(),
+            )),
+            ..Sampling::default()
+        };
+        let text = text(&vocabulary, &sampling).expect("the text ends");
+        let value: String = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let characters: Vec<char> = value.chars().collect();
+        assert_eq!(characters.len(), 7, "{value}");
+        assert!(characters[..3].iter().all(char::is_ascii_digit), "{value}");
+        assert_eq!(characters[3], '-');
+        assert!(characters[4].is_ascii_alphanumeric() || characters[4] == '_', "{value}");
+        assert_ne!(characters[6], 'a', "{value}");
+    }
+}

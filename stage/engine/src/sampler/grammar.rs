@@ -66,10 +66,15 @@ impl TokenGrammar {
 fn of_schema(schema: &str) -> Result<String, SamplerError> {
     let malformed = |detail: String| SamplerError::Schema { detail };
     // serde_json also bounds the nesting, along which llama.cpp recurses
-    let parsed: serde_json::Value = serde_json::from_str(schema).map_err(|error| malformed(error.to_string()))?;
-    llama_cpp_2::json_schema_to_grammar(schema).map_err(|_| {
-        let other = "it asks for something that no grammar can express (a pattern, perhaps)";
-        malformed(schema::fault(&parsed).unwrap_or_else(|| other.to_owned()))
+    let mut parsed: serde_json::Value = serde_json::from_str(schema).map_err(|error| malformed(error.to_string()))?;
+    let fault = schema::fault(&parsed);
+    if let Some(unmet) = schema::unmet(&parsed) {
+        return Err(malformed(unmet));
+    }
+    schema::translate_patterns(&mut parsed);
+    llama_cpp_2::json_schema_to_grammar(&parsed.to_string()).map_err(|_| {
+        let other = "it asks for something that no grammar can express";
+        malformed(fault.unwrap_or_else(|| other.to_owned()))
     })
 }
 

@@ -10,6 +10,7 @@ mod choice;
 mod gbnf;
 mod grammar;
 mod history;
+mod pattern;
 mod ranking;
 mod schema;
 
@@ -19,7 +20,7 @@ use crate::Vocabulary;
 use choice::Scale;
 use grammar::{Constraint, TokenGrammar};
 use history::History;
-use kvasir_wire::frame::Sampling;
+use kvasir_wire::frame::{Grammar, Sampling};
 use ranking::Candidate;
 
 /// Why no token can be sampled.
@@ -90,6 +91,14 @@ impl SamplerError {
             SamplerError::OffGrammar { .. } => "OffGrammar",
         }
     }
+}
+
+/// Checks a grammar without a sampler for it: rank 0 refuses what the last rank could not use.
+///
+/// # Errors
+/// [`SamplerError::Schema`] and [`SamplerError::Grammar`] name the fault.
+pub fn check_grammar(grammar: &Grammar, vocabulary: &Vocabulary) -> Result<(), SamplerError> {
+    TokenGrammar::new(grammar, vocabulary).map(drop)
 }
 
 /// A sampled token.

@@ -1,6 +1,7 @@
 //! Says what is wrong with a JSON schema that llama.cpp can't turn into a grammar; llama.cpp itself does not tell.
 
-use serde_json::Value;
+use super::pattern;
+use serde_json::{Map, Value};
 
 /// The first fault, by the rules of llama.cpp's `common_chat_schema_builder`; none when it is of another kind (a
 /// pattern that no grammar can express, say).
@@ -102,10 +103,14 @@ impl<'a> Finder<'a> {
             return fault_at(path, "$ref must be a text");
         };
         let Some(target) = reference.strip_prefix('#').filter(|target| target.starts_with('/')) else {
-            return fault_at(
-                path,
-                format!("$ref {reference} is not supported: only references into the same schema are"),
-            );
+            let why = if reference == "#" {
+                "the schema can't hold itself as a whole: put it into $defs and refer to it there"
+            } else if reference.starts_with('#') {
+                "references by name (anchors) are not supported: write the path, as in #/$defs/name"
+            } else {
+                "only references into the same schema are"
+            };
+            return fault_at(path, format!("$ref {reference} is not supported: {why}"));
         };
         if self.followed.contains(&reference) {
             return Ok(());
@@ -139,9 +144,187 @@ fn check_type(kind: &Value, path: &str) -> Found {
     }
 }
 
+/// The first promise of the schema that llama.cpp would make a grammar of without keeping it: a pattern that it takes for
+/// any text, or bounds that nothing lies between.
+pub(crate) fn unmet(schema: &Value) -> Option<String> {
+    let mut found = None;
+    let mut look = |fields: &Map<String, Value>, path: &str| {
+        if found.is_none() {
+            found = bounds(fields)
+                .or_else(|| pattern_fault(fields))
+                .map(|what| format!("at {path}: {what}"));
+        }
+    };
+    walk(schema, "#", &mut look);
+    found
+}
+
+/// Writes patterns with what llama.cpp knows of regular expressions; those of [`unmet`] stay.
+pub(crate) fn translate_patterns(schema: &mut Value) {
+    let Some(fields) = schema.as_object_mut() else { return };
+    if let Some(Value::String(text)) = fields.get_mut("pattern")
+        && let Ok(translated) = pattern::translate(text)
+    {
+        *text = translated;
+    }
+    for (key, value) in fields {
+        match (holds(key), value) {
+            (Some(Holds::Schemas), Value::Array(items)) => items.iter_mut().for_each(translate_patterns),
+            (Some(Holds::Schemas), schema) => translate_patterns(schema),
+            (Some(Holds::Named), Value::Object(named)) => named.values_mut().for_each(translate_patterns),
+            _ => {}
+        }
+    }
+}
+
+/// What a keyword of a schema holds further schemas in.
+enum Holds {
+    /// a schema, or an array of them
+    Schemas,
+    /// schemas by name
+    Named,
+}
+
+fn holds(key: &str) -> Option<Holds> {
+    match key {
+        "oneOf" | "anyOf" | "allOf" | "items" | "prefixItems" | "additionalProperties" => Some(Holds::Schemas),
+        "properties" | "$defs" | "definitions" => Some(Holds::Named),
+        _ => None,
+    }
+}
+
+/// Shows every schema within a schema.
+fn walk(schema: &Value, path: &str, look: &mut dyn FnMut(&Map<String, Value>, &str)) {
+    let Some(fields) = schema.as_object() else { return };
+    look(fields, path);
+    for (key, value) in fields {
+        let path = format!("{path}/{key}");
+        match (holds(key), value) {
+            (Some(Holds::Schemas), Value::Array(items)) => {
+                for (index, item) in items.iter().enumerate() {
+                    walk(item, &format!("{path}/{index}"), look);
+                }
+            }
+            (Some(Holds::Schemas), schema) => walk(schema, &path, look),
+            (Some(Holds::Named), Value::Object(named)) => {
+                for (name, schema) in named {
+                    walk(schema, &format!("{path}/{name}"), look);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Bounds that nothing lies between.
+fn bounds(fields: &Map<String, Value>) -> Option<String> {
+    let number = |key: &str| fields.get(key).and_then(Value::as_f64);
+    for (least, most) in [
+        ("minLength", "maxLength"),
+        ("minItems", "maxItems"),
+        ("minProperties", "maxProperties"),
+    ] {
+        if let (Some(low), Some(high)) = (number(least), number(most))
+            && low > high
+        {
+            return Some(format!("{least} {low} is above {most} {high}: nothing satisfies that"));
+        }
+    }
+    let whole = fields.get("type").and_then(Value::as_str) == Some("integer");
+    // the innermost bound of each side, and whether it may be reached
+    let side = |reached: &str, excluded: &str, outer: fn(f64, f64) -> bool| match (number(reached), number(excluded)) {
+        (Some(reached), Some(excluded)) if outer(reached, excluded) => Some((excluded, false)),
+        (Some(reached), _) => Some((reached, true)),
+        (None, excluded) => excluded.map(|bound| (bound, false)),
+    };
+    let low = side("minimum", "exclusiveMinimum", |reached, excluded| reached <= excluded);
+    let high = side("maximum", "exclusiveMaximum", |reached, excluded| reached >= excluded);
+    let (Some((low, low_in)), Some((high, high_in))) = (low, high) else {
+        return None;
+    };
+    let (first, last) = if whole {
+        let first = if low_in { low.ceil() } else { low.floor() + 1.0 };
+        let last = if high_in { high.floor() } else { high.ceil() - 1.0 };
+        (first, last)
+    } else {
+        (low, high)
+    };
+    let none = first > last || (!whole && low >= high && !(low_in && high_in));
+    none.then(|| {
+        let kind = if whole { "whole number" } else { "number" };
+        format!("no {kind} lies between {low} and {high}: nothing satisfies that")
+    })
+}
+
+fn pattern_fault(fields: &Map<String, Value>) -> Option<String> {
+    let text = fields.get("pattern")?.as_str()?;
+    pattern::translate(text)
+        .err()
+        .map(|why| format!("pattern {text} can't be used: {why}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_nothing_satisfies_is_told_and_what_something_does_is_not() {
+        let of = |schema: &str| unmet(&serde_json::from_str(schema).unwrap());
+        for (schema, told) in [
+            (
+                r#"{"minLength": 3, "maxLength": 1}"#,
+                "at #: minLength 3 is above maxLength 1: nothing satisfies that",
+            ),
+            (
+                r#"{"properties": {"a": {"items": {"minItems": 2, "maxItems": 1}}}}"#,
+                "at #/properties/a/items: minItems 2 is above maxItems 1: nothing satisfies that",
+            ),
+            (
+                r#"{"anyOf": [{}, {"type": "number", "minimum": 2, "maximum": 1.5}]}"#,
+                "at #/anyOf/1: no number lies between 2 and 1.5: nothing satisfies that",
+            ),
+            (
+                r#"{"$defs": {"a": {"type": "integer", "minimum": 1.2, "maximum": 1.8}}}"#,
+                "at #/$defs/a: no whole number lies between 1.2 and 1.8: nothing satisfies that",
+            ),
+            (
+                r#"{"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}"#,
+                "at #: no whole number lies between 1 and 2: nothing satisfies that",
+            ),
+            (
+                r#"{"minimum": 1, "exclusiveMaximum": 1}"#,
+                "at #: no number lies between 1 and 1: nothing satisfies that",
+            ),
+            (
+                r#"{"pattern": "^(a$"}"#,
+                "at #: pattern ^(a$ can't be used: a ( is not closed",
+            ),
+        ] {
+            assert_eq!(of(schema).as_deref(), Some(told), "{schema}");
+        }
+        for schema in [
+            r#"{"minLength": 1, "maxLength": 1, "minimum": 1, "maximum": 1, "type": "integer"}"#,
+            r#"{"exclusiveMinimum": 0, "maximum": 0.5}"#,
+            r#"{"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 2}"#,
+            r#"{"properties": {"pattern": {"type": "string"}}, "enum": [{"pattern": "("}], "default": {"pattern": "("}}"#,
+        ] {
+            assert_eq!(of(schema), None, "{schema}");
+        }
+    }
+
+    #[test]
+    fn patterns_are_translated_where_they_are_patterns() {
+        let mut schema = serde_json::json!({
+            "properties": {"pattern": {"pattern": "^\\d$"}}, "enum": [{"pattern": "^\\d$"}],
+            "anyOf": [{"pattern": "^\\d$"}],
+        });
+        translate_patterns(&mut schema);
+        let expected = serde_json::json!({
+            "properties": {"pattern": {"pattern": "^[0-9]$"}}, "enum": [{"pattern": "^\\d$"}],
+            "anyOf": [{"pattern": "^[0-9]$"}],
+        });
+        assert_eq!(schema, expected);
+    }
 
     #[test]
     fn faults_name_their_place() {
@@ -157,6 +340,11 @@ mod tests {
         assert_eq!(
             of(r#"{"items": {"$ref": "https://example.org/a"}}"#).unwrap(),
             "at #/items: $ref https://example.org/a is not supported: only references into the same schema are"
+        );
+        assert_eq!(
+            of(r##"{"properties": {"next": {"$ref": "#"}}}"##).unwrap(),
+            "at #/properties/next: $ref # is not supported: the schema can't hold itself as a whole: put it into $defs and \
+             refer to it there"
         );
         assert_eq!(of(r#"{"anyOf": []}"#).unwrap(), "at #/anyOf: it must not be empty");
         assert_eq!(
