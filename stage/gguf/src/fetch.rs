@@ -147,6 +147,14 @@ pub async fn fetch(
     })
 }
 
+/// Takes away what a fetch of `target` keeps beside it: the hashes of a whole file, or what there is of a broken one.
+pub fn forget(target: &Path) {
+    for extension in ["journal", "part"] {
+        // mostly one of the two isn't there
+        let _ = std::fs::remove_file(partial::beside(target, extension));
+    }
+}
+
 /// Fetches the pieces that are missing, several at once.
 async fn fill(
     reader: &dyn RangeReader,

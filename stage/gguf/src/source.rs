@@ -167,8 +167,14 @@ pub enum Error {
         /// what is wrong
         problem: String,
     },
+    /// nothing in it
+    #[error("{url} is empty: check the address or path of the model")]
+    Empty {
+        /// the address or path
+        url: String,
+    },
     /// bytes past the end
-    #[error("{url} has {size} bytes and needs {needed}: it is incomplete")]
+    #[error("{url} has {size} bytes and needs {needed} or more: it is incomplete")]
     Incomplete {
         /// the address or path
         url: String,
@@ -176,6 +182,14 @@ pub enum Error {
         size: u64,
         /// bytes needed
         needed: u64,
+    },
+    /// a folder, a device, a pipe
+    #[error("{path} is {kind} and no file: name the model's file")]
+    NoFile {
+        /// which
+        path: PathBuf,
+        /// what it is
+        kind: &'static str,
     },
     /// a local file
     #[error("{path} can't be read")]
@@ -208,7 +222,8 @@ impl Error {
             Error::TokenMissing { .. } | Error::TokenRefused { .. } | Error::Forbidden { .. } => "Unauthorized",
             Error::NoRanges { .. } => "RangesNotHonoured",
             Error::Changed { .. } => "SourceChanged",
-            Error::Incomplete { .. } => "IncompleteFile",
+            Error::Empty { .. } | Error::Incomplete { .. } => "IncompleteFile",
+            Error::NoFile { .. } => "NoFile",
             Error::Model { source, .. } => source.reason(),
             Error::Unreachable { .. }
             | Error::Truncated { .. }
@@ -260,6 +275,20 @@ pub fn open(source: &ModelSource, access: &Access) -> Result<Box<dyn RangeReader
     })
 }
 
+/// What a path leads to that isn't a regular file, in words.
+pub fn kind_of(kind: std::fs::FileType) -> &'static str {
+    use std::os::unix::fs::FileTypeExt;
+    if kind.is_dir() {
+        "a folder"
+    } else if kind.is_fifo() {
+        "a pipe"
+    } else if kind.is_socket() {
+        "a socket"
+    } else {
+        "a device"
+    }
+}
+
 /// A reader for local files.
 pub fn open_file(path: &Path) -> impl RangeReader {
     file::FileReader::new(path)
@@ -293,9 +322,21 @@ pub async fn read_model(reader: &dyn RangeReader, prefix_bytes: &[u64]) -> Resul
 async fn read_part(reader: &dyn RangeReader, index: usize, name: &str, hint: Option<u64>) -> Result<Part, Error> {
     let mut parser = PrefixParser::new();
     let mut end = hint.unwrap_or(SMALLEST_STEP);
+    let mut surely_needed = 1;
     loop {
         let have = parser.received();
-        let mut body = reader.open(index, have..end).await?;
+        let mut body = match reader.open(index, have..end).await {
+            // the file ends where the request begins: what is needed is what the prefix says, not what was asked for
+            Err(Error::Incomplete { url, size: 0, .. }) => return Err(Error::Empty { url }),
+            Err(Error::Incomplete { url, size, .. }) => {
+                return Err(Error::Incomplete {
+                    url,
+                    size,
+                    needed: surely_needed,
+                });
+            }
+            opened => opened?,
+        };
         let size = body.file_size();
         let (mut at_least, mut likely) = (have + 1, have + 1);
         while let Some(bytes) = body.chunk().await? {
@@ -321,6 +362,7 @@ async fn read_part(reader: &dyn RangeReader, index: usize, name: &str, hint: Opt
                 needed: at_least,
             });
         }
+        surely_needed = at_least;
         end = next_end(parser.received(), at_least, likely);
     }
 }

@@ -449,6 +449,19 @@ async fn b7_a_window_that_is_there_needs_no_network() {
     *damaged.last_mut().unwrap() ^= 1;
     std::fs::write(case.target(), damaged).unwrap();
     assert!(refused(Some(1..3), identity).contains("damaged"));
+    std::fs::write(case.target(), &case.wanted).unwrap();
+    verify(&case.target(), identity, Some(1..3)).unwrap();
+    std::fs::remove_file(case.folder.path().join("window.gguf.journal")).unwrap();
+    assert!(refused(Some(1..3), identity).contains("the hashes of its bytes are not beside it"));
+    assert!(
+        case.fetch(&*reader(&server.url("m.gguf"), &access()))
+            .await
+            .unwrap()
+            .bytes_fetched
+            > 0,
+        "what can't be checked is fetched again"
+    );
+    verify(&case.target(), identity, Some(1..3)).unwrap();
     std::fs::write(case.target(), "<html>").unwrap();
     assert!(verify(&case.target(), identity, Some(1..3)).is_err());
 }

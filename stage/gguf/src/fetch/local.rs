@@ -14,7 +14,7 @@ use crate::prefix::{Prefix, PrefixParser, Progress};
 use crate::window::{KEY_END, KEY_IDENTITY, KEY_START};
 
 /// Checks that `path` is a whole file of the model with this identity: the window of these layers, or the vocabulary
-/// file where there are none. The bytes are compared with the hashes in its journal, where it has one.
+/// file where there are none. The bytes are compared with the hashes in its journal; without one nothing is believed.
 ///
 /// Blocks while it reads the file. Nothing is asked of the network, so a stage whose source is away can start.
 pub fn verify(path: &Path, identity: ModelIdentity, layers: Option<Range<u32>>) -> Result<(), Error> {
@@ -57,7 +57,11 @@ pub fn verify(path: &Path, identity: ModelIdentity, layers: Option<Range<u32>>) 
     if len != needed {
         return unusable(format!("it has {len} bytes and should have {needed}"));
     }
-    match records(path).iter().find(|record| !record.holds(&file)) {
+    let records = records(path);
+    if records.is_empty() {
+        return unusable("the hashes of its bytes are not beside it".into());
+    }
+    match records.iter().find(|record| !record.holds(&file)) {
         Some(record) => unusable(format!(
             "bytes {}..{} are damaged",
             record.start,
@@ -70,11 +74,13 @@ pub fn verify(path: &Path, identity: ModelIdentity, layers: Option<Range<u32>>) 
 /// `target` is `mini`, whole and undamaged as far as its journal can tell.
 pub(super) fn is_whole(target: &Path, mini: &MiniGguf) -> bool {
     let Ok(file) = File::open(target) else { return false };
+    let records = records(target);
     let mut header = vec![0; mini.header.len()];
     file.metadata().is_ok_and(|metadata| metadata.len() == mini.len)
         && file.read_exact_at(&mut header, 0).is_ok()
         && header == mini.header
-        && records(target).iter().all(|record| record.holds(&file))
+        && !records.is_empty()
+        && records.iter().all(|record| record.holds(&file))
 }
 
 fn read_prefix(path: &Path, mut file: &File) -> Result<Option<Prefix>, Error> {

@@ -40,6 +40,14 @@ impl RangeReader for FileReader {
             path: path.clone(),
             source,
         };
+        // Before it is opened: opening a pipe waits for whoever writes into it.
+        let kind = tokio::fs::metadata(path).await.map_err(io)?.file_type();
+        if !kind.is_file() {
+            return Err(Error::NoFile {
+                path: path.clone(),
+                kind: super::kind_of(kind),
+            });
+        }
         let mut file = File::open(path).await.map_err(io)?;
         let size = file.metadata().await.map_err(io)?.len();
         if range.start >= size {
