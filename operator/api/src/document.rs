@@ -138,11 +138,28 @@ fn check_root(value: &Value, faults: &mut Vec<Fault>) {
             schema::check(property, member, name, faults);
         }
     }
-    if !value["metadata"]["name"].is_string() {
-        faults.push(Fault {
-            path: "metadata.name".into(),
-            problem: "missing".into(),
-        });
+    match value.get("metadata") {
+        Some(metadata) if !metadata.is_object() && !metadata.is_null() => faults.push(Fault {
+            path: "metadata".into(),
+            problem: format!("expected an object, found {}", schema::kind(metadata)),
+        }),
+        metadata => {
+            let name = metadata
+                .and_then(|metadata| metadata.get("name"))
+                .unwrap_or(&Value::Null);
+            let problem = match name {
+                Value::String(_) => None,
+                Value::Null => Some("missing".to_owned()),
+                other => Some(format!(
+                    "must be a string, found {}: put it in quotes",
+                    schema::kind(other)
+                )),
+            };
+            faults.extend(problem.map(|problem| Fault {
+                path: "metadata.name".into(),
+                problem,
+            }));
+        }
     }
     if value.get("spec").is_none() {
         faults.push(Fault {

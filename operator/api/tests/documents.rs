@@ -142,6 +142,14 @@ fn e1_a_required_field_that_vanished_is_refused() {
         refusal("{apiVersion: kvasir.dev/v1alpha1, kind: Ring}"),
         ["metadata.name: missing", "spec: missing"]
     );
+    for (name, found) in [("123", "an integer"), ("true", "true or false"), ("[a]", "a list")] {
+        assert_eq!(
+            faults(SMALLEST, "  name: gemma\n", &format!("  name: {name}\n")),
+            [format!(
+                "metadata.name: must be a string, found {found}: put it in quotes"
+            )]
+        );
+    }
     assert_eq!(
         refusal("{apiVersion: kvasir.dev/v1alpha1, kind: Ring, metadata: {name: a}, spec: {}}"),
         ["spec.model: missing"]
