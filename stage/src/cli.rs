@@ -3,6 +3,7 @@
 mod fetch;
 mod run;
 
+use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -61,12 +62,19 @@ pub fn log_to_stderr() {
     let lines = fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(colours())
         .with_target(false);
     if std::env::var("KVASIR_LOG_FORMAT").is_ok_and(|f| f == "json") {
         lines.json().init();
     } else {
         lines.init();
     }
+}
+
+/// Whether log lines may have colours: on a terminal whose user doesn't forbid them (<https://no-color.org>).
+pub fn colours() -> bool {
+    let forbidden = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    !forbidden && std::io::stderr().is_terminal()
 }
 
 /// Waits for the end of standard input, if that means anything: whatever ends it has ended the parent.

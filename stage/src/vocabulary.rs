@@ -1,6 +1,7 @@
 //! The API's tokenizer is the engine's vocabulary.
 
-use kvasir_engine::Vocabulary;
+use kvasir_engine::{Vocabulary, sampler};
+use kvasir_wire::frame::Grammar;
 
 use crate::api::Tokenizer;
 
@@ -39,5 +40,9 @@ impl Tokenizer for Vocabulary {
 
     fn chat_template(&self) -> Option<String> {
         Vocabulary::chat_template(self)
+    }
+
+    fn check_grammar(&self, grammar: &Grammar) -> Result<(), String> {
+        sampler::check_grammar(grammar, self).map_err(|e| crate::run::chain(&e))
     }
 }

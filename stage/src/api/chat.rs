@@ -13,7 +13,6 @@ use super::fields::Fields;
 use super::parameters::{self, MAX_TOP_LOGPROBS, Parameters};
 use super::reply::{Shape, chat_logprobs};
 use super::template::{ChatTemplate, Conversation, TemplateError};
-use super::tokenizer::tokenize_prompt;
 use super::tools::{self, Part, ToolCall, Tools};
 use super::{Api, Prepared, messages};
 use kvasir_wire::frame::Grammar;
@@ -38,9 +37,10 @@ fn prepare(api: &Api, fields: &Fields) -> Result<Prepared, ApiError> {
     if let Some(gbnf) = tools.as_ref().and_then(Tools::grammar) {
         force(&mut parameters, gbnf)?;
     }
+    parameters.check(&*api.tokenizer)?;
     let conversation = conversation(fields, template, tools.as_ref())?;
     let text = template.render(&conversation).map_err(|error| template_error(&error))?;
-    let prompt = tokenize_prompt(&*api.tokenizer, &text);
+    let prompt = api.tokenize("messages", &text)?;
     Ok(Prepared {
         param: "messages",
         prompt,
@@ -68,7 +68,7 @@ fn force(parameters: &mut Parameters, gbnf: String) -> Result<(), ApiError> {
         return Err(ApiError::invalid("tool_choice", message));
     }
     parameters.sampling.grammar = Some(Grammar::Gbnf(gbnf));
-    parameters.constraint = None;
+    parameters.constraint = Some("tool_choice");
     Ok(())
 }
 

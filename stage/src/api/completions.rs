@@ -12,7 +12,6 @@ use super::errors::ApiError;
 use super::fields::{Fields, whole};
 use super::parameters::{self, MAX_TOP_LOGPROBS};
 use super::reply::{Shape, completion_logprobs};
-use super::tokenizer::tokenize_prompt;
 use super::tools::Part;
 use super::{Api, Prepared};
 
@@ -30,6 +29,7 @@ fn prepare(api: &Api, fields: &Fields) -> Result<Prepared, ApiError> {
     api.check_model(fields.string("model")?)?;
     let mut parameters = parameters::parse(fields, api.tokenizer.token_count())?;
     parameters.sampling.top_logprobs = fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS)?.map(|top| top as u8);
+    parameters.check(&*api.tokenizer)?;
     let sent = fields
         .get("prompt")
         .ok_or_else(|| ApiError::invalid("prompt", "'prompt' is missing"))?;
@@ -45,7 +45,7 @@ fn prepare(api: &Api, fields: &Fields) -> Result<Prepared, ApiError> {
 /// A string, an array of tokens, or an array that holds just one of these.
 fn prompt(api: &Api, sent: &Value) -> Result<Vec<i32>, ApiError> {
     match sent {
-        Value::String(text) => Ok(tokenize_prompt(&*api.tokenizer, text)),
+        Value::String(text) => api.tokenize("prompt", text),
         Value::Array(items) => match items.as_slice() {
             [one @ (Value::String(_) | Value::Array(_))] => prompt(api, one),
             [Value::String(_) | Value::Array(_), ..] => {

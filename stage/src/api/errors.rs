@@ -21,6 +21,8 @@ pub(super) struct ApiError {
 }
 
 const INVALID_REQUEST: &str = "invalid_request_error";
+/// Seconds in which a server that shuts down may be back, or another one in its place.
+const AFTER_RESTART: u32 = 5;
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, code: Option<&'static str>, message: impl Into<String>) -> ApiError {
@@ -68,6 +70,18 @@ impl ApiError {
             message,
         )
         .with_param(param)
+    }
+
+    /// 400: a text so long that no tokens of this model bring it into the context.
+    pub(super) fn text_too_long(param: &str, bytes: usize, context_length: u32) -> ApiError {
+        let message = format!(
+            "the prompt has {bytes} bytes of text, which is more than this model's maximum context length of \
+             {context_length} tokens can hold: shorten it"
+        );
+        ApiError {
+            message,
+            ..ApiError::context_length(param, 0, context_length)
+        }
     }
 
     /// 404 for a model that isn't served here.
@@ -128,12 +142,17 @@ impl ApiError {
         let (status, kind, code) = match error {
             RingError::NotReady { .. } => (StatusCode::SERVICE_UNAVAILABLE, "server_error", "ring_not_ready"),
             RingError::StageLost { .. } => (StatusCode::SERVICE_UNAVAILABLE, "server_error", "stage_lost"),
+            RingError::EngineFailed { .. } => (StatusCode::SERVICE_UNAVAILABLE, "server_error", "engine_failed"),
             RingError::Draining => (StatusCode::SERVICE_UNAVAILABLE, "server_error", "server_draining"),
             RingError::Sampling { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "server_error", "sampling_failed"),
             RingError::Busy { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "server_busy"),
         };
         let mut answer = ApiError::new(status, kind, Some(code), error.to_string());
-        answer.retry_after = matches!(error, RingError::Busy { .. }).then_some(1);
+        answer.retry_after = match error {
+            RingError::Busy { .. } => Some(1),
+            RingError::Draining => Some(AFTER_RESTART),
+            _ => None,
+        };
         answer
     }
 

@@ -1,7 +1,7 @@
 //! A vocabulary of bytes and a ring that plays a script, for the API's own tests.
 
 use bytes::Bytes as Raw;
-use kvasir_wire::frame::Sampled;
+use kvasir_wire::frame::{Grammar, Sampled};
 use std::sync::Mutex;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -76,6 +76,15 @@ impl Tokenizer for Bytes {
 
     fn chat_template(&self) -> Option<String> {
         self.chat_template.clone()
+    }
+
+    fn check_grammar(&self, grammar: &Grammar) -> Result<(), String> {
+        match grammar {
+            Grammar::Gbnf(text) | Grammar::JsonSchema(text) if text.contains("impossible") => {
+                Err("it is impossible".into())
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -22,8 +22,8 @@ pub(super) struct Order {
     pub(super) id: String,
     /// when the request came
     pub(super) arrived: Instant,
-    /// the field that asked for a grammar
-    pub(super) constraint: Option<&'static str>,
+    /// the field that forbids tokens, if one does
+    pub(super) restriction: Option<&'static str>,
     /// what the ring is to do
     pub(super) generate: Generate,
 }
@@ -32,7 +32,7 @@ pub(super) struct Order {
 pub(super) struct Generation {
     api: Arc<Api>,
     id: String,
-    constraint: Option<&'static str>,
+    restriction: Option<&'static str>,
     arrived: Instant,
     /// none once the answer has ended: the ring's stream is dropped at once
     events: Option<Receiver<Event>>,
@@ -54,7 +54,12 @@ impl Generation {
     /// Hands the prompt to the ring.
     pub(super) async fn submit(api: Arc<Api>, order: Order, answer: Answer) -> Result<Generation, ApiError> {
         let prompt_tokens = order.generate.prompt.len();
-        let events = api.ring.submit(order.generate).await.map_err(|error| {
+        let submitted = if api.shutdown.begun.is_cancelled() {
+            Err(RingError::Draining)
+        } else {
+            api.ring.submit(order.generate).await
+        };
+        let events = submitted.map_err(|error| {
             api.metrics.dropped(error.reason());
             ApiError::ring(&error)
         })?;
@@ -63,7 +68,7 @@ impl Generation {
         Ok(Generation {
             api,
             id: order.id,
-            constraint: order.constraint,
+            restriction: order.restriction,
             arrived: order.arrived,
             events: Some(events),
             answer,
@@ -80,7 +85,11 @@ impl Generation {
     /// Cancel-safe.
     pub(super) async fn next(&mut self) -> Result<Option<Piece>, ApiError> {
         while let Some(events) = &mut self.events {
-            let event = events.recv().await;
+            let event = tokio::select! {
+                biased;
+                event = events.recv() => event,
+                () = self.api.shutdown.over.cancelled() => Some(Event::Failed(RingError::Draining)),
+            };
             self.api.pulse.beat();
             let piece = match event {
                 Some(Event::Prefilled { .. }) => continue,
@@ -130,9 +139,10 @@ impl Generation {
         self.events = None;
         self.ended = Ended::Failed(error.reason());
         self.api.metrics.dropped(error.reason());
-        match (error, self.constraint) {
-            // Before the first token the only thing that a sampler can stumble over is the client's grammar.
-            (RingError::Sampling { detail }, Some(param)) if self.usage.completion_tokens == 0 => {
+        match (error, self.restriction) {
+            // The only thing that a sampler can stumble over is what the client forbids: a grammar that leads into a
+            // dead end may do so late.
+            (RingError::Sampling { detail }, Some(param)) => {
                 ApiError::invalid(param, format!("'{param}' can't be used: {detail}"))
             }
             _ => ApiError::ring(error),

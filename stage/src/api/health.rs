@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::Api;
 use super::errors::ApiError;
+use crate::ring::handle::RingError;
 
 /// When answers last moved.
 #[derive(Debug)]
@@ -74,6 +75,9 @@ pub(super) async fn healthz(State(api): State<Arc<Api>>) -> Result<&'static str,
 }
 
 pub(super) async fn readyz(State(api): State<Arc<Api>>) -> Result<&'static str, ApiError> {
+    if api.shutdown.begun.is_cancelled() {
+        return Err(ApiError::ring(&RingError::Draining));
+    }
     api.ring.ready().map_err(|error| ApiError::ring(&error))?;
     wedged(&api)?;
     Ok("ready\n")

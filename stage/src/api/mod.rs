@@ -20,9 +20,12 @@ use axum::routing::{get, post};
 use axum::serve::ListenerExt;
 use prometheus_client::registry::Registry;
 use secrecy::SecretString;
+use socket2::{SockRef, TcpKeepalive};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
@@ -34,6 +37,7 @@ use self::metrics::Metrics;
 use self::parameters::Parameters;
 use self::reply::{Delivery, Envelope, Shape};
 use self::template::{CHATML, ChatTemplate, TemplateError};
+use self::tokenizer::tokenize_prompt;
 use self::tools::Tools;
 use crate::ring::handle::{Generate, Ring};
 
@@ -80,6 +84,51 @@ pub enum Cors {
     Off,
 }
 
+impl FromStr for Cors {
+    type Err = String;
+
+    /// `guarded`, `any`, `off`, or origins separated by commas.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim() {
+            "guarded" => return Ok(Cors::Guarded),
+            "any" => return Ok(Cors::Any),
+            "off" => return Ok(Cors::Off),
+            _ => {}
+        }
+        let origins: Vec<String> = text.split(',').map(|origin| origin.trim().to_owned()).collect();
+        match origins.iter().find(|origin| !is_origin(origin)) {
+            None => Ok(Cors::Origins(origins)),
+            Some(wrong) => Err(format!(
+                "{wrong:?} is none of guarded, any, off and no origin such as https://example.org"
+            )),
+        }
+    }
+}
+
+/// Scheme, host and perhaps a port, as browsers write the header `Origin`.
+fn is_origin(text: &str) -> bool {
+    let host = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._:[]".contains(&byte);
+    host.is_some_and(|host| !host.is_empty() && host.bytes().all(plain))
+}
+
+/// The end of a server in two steps: it takes nothing new, and later it gives up what is still in progress.
+#[derive(Clone, Debug, Default)]
+pub struct Shutdown {
+    begun: CancellationToken,
+    over: CancellationToken,
+}
+
+impl Shutdown {
+    /// Begins when `begun` is cancelled.
+    pub fn on(begun: CancellationToken) -> Shutdown {
+        Shutdown {
+            begun,
+            over: CancellationToken::new(),
+        }
+    }
+}
+
 /// How the API behaves.
 #[derive(Debug)]
 pub struct ApiConfig {
@@ -103,6 +152,8 @@ pub struct ApiConfig {
     pub wedged_after: Duration,
     /// what `/metrics` shows beside the API's own numbers
     pub registry: Registry,
+    /// how the server ends; [`serve`] must be given the same
+    pub shutdown: Shutdown,
 }
 
 impl ApiConfig {
@@ -121,6 +172,7 @@ impl ApiConfig {
             // A chunk of a prompt can take minutes on a ring of small devices.
             wedged_after: Duration::from_secs(300),
             registry: Registry::default(),
+            shutdown: Shutdown::default(),
         }
     }
 }
@@ -131,6 +183,11 @@ struct Api {
     tokenizer: Arc<dyn Tokenizer>,
     template: Result<ChatTemplate, TemplateError>,
     end_tokens: Vec<i32>,
+    /// bytes of the longest token
+    longest_token: usize,
+    /// prompts that are rendered and tokenised at once: the rest of the processor is the engine's
+    preparing: Arc<Semaphore>,
+    shutdown: Shutdown,
     model_name: String,
     default_max_tokens: u32,
     keep_alive: Duration,
@@ -160,6 +217,9 @@ pub fn router(ring: Arc<dyn Ring>, tokenizer: Arc<dyn Tokenizer>, mut config: Ap
     let api = Arc::new(Api {
         template: compile_template(&*tokenizer, config.chat_template),
         end_tokens: tokenizer.end_tokens(),
+        longest_token: tokenizer.longest_token(),
+        preparing: Arc::new(Semaphore::new(prompts_at_once())),
+        shutdown: config.shutdown,
         ring,
         tokenizer,
         model_name: config.model_name,
@@ -239,6 +299,11 @@ fn is_local(origin: &[u8]) -> bool {
     })
 }
 
+/// Half of the processors, one at least.
+fn prompts_at_once() -> usize {
+    std::thread::available_parallelism().map_or(1, |count| count.get().div_ceil(2))
+}
+
 async fn no_route(request: Request) -> ApiError {
     ApiError::no_route(request.method().as_str(), request.uri().path())
 }
@@ -256,18 +321,29 @@ impl Api {
         }
     }
 
-    /// Runs `prepare` where a long prompt's rendering and tokenising hold up no other request.
+    /// Runs `prepare` where a long prompt's rendering and tokenising hold up no other request. Few run at once: a client
+    /// that leaves while it waits for its turn costs nothing.
     async fn prepare(
         self: Arc<Self>,
         prepare: impl FnOnce(&Api) -> Result<Prepared, ApiError> + Send + 'static,
     ) -> Result<Prepared, ApiError> {
-        let prepared = tokio::task::spawn_blocking(move || prepare(&self)).await;
-        prepared.unwrap_or_else(|_| {
-            Err(ApiError::internal(
-                "internal_error",
-                "the request could not be prepared",
-            ))
-        })
+        let failed = || ApiError::internal("internal_error", "the request could not be prepared");
+        let turn = self.preparing.clone().acquire_owned().await.map_err(|_| failed())?;
+        let prepared = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            prepare(&self)
+        });
+        prepared.await.unwrap_or_else(|_| Err(failed()))
+    }
+
+    /// Tokens of a text that is the prompt. One that can't fit the context is refused by its length: tokenising takes
+    /// seconds for megabytes.
+    fn tokenize(&self, param: &str, text: &str) -> Result<Vec<i32>, ApiError> {
+        let context_length = self.ring.limits().context_length;
+        if text.len() > self.longest_token.saturating_mul(context_length as usize) {
+            return Err(ApiError::text_too_long(param, text.len(), context_length));
+        }
+        Ok(tokenize_prompt(&*self.tokenizer, text))
     }
 
     /// Has the ring answer and sends what comes in `shape`.
@@ -281,14 +357,16 @@ impl Api {
         let Prepared {
             param,
             prompt,
-            parameters,
+            mut parameters,
             tools,
         } = prepared;
         let max_tokens = self
             .room(param, &prompt)?
             .min(parameters.max_tokens.unwrap_or(self.default_max_tokens));
         let with_logprobs = parameters.sampling.top_logprobs.is_some();
-        let answer = Answer::new(self.tokenizer.clone(), parameters.stops, tools.as_ref(), with_logprobs);
+        let stops = std::mem::take(&mut parameters.stops);
+        let answer = Answer::new(self.tokenizer.clone(), stops, tools.as_ref(), with_logprobs);
+        let restriction = parameters.restriction();
         let stop_tokens = if parameters.ignore_eos {
             Vec::new()
         } else {
@@ -304,7 +382,7 @@ impl Api {
         let order = Order {
             id,
             arrived,
-            constraint: parameters.constraint,
+            restriction,
             generate,
         };
         let delivery = Delivery {
@@ -333,34 +411,53 @@ impl Api {
     }
 }
 
-/// How long answers may go on once shutdown has begun: below the 30 s that Kubernetes grants.
-const DRAIN: Duration = Duration::from_secs(25);
+/// Time for clients to take the news that their answers were given up.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// A silent client is asked for a sign of life after this time, and then each [`PROBE_EVERY`].
+const PROBE_AFTER: Duration = Duration::from_secs(30);
+const PROBE_EVERY: Duration = Duration::from_secs(10);
+/// Probes without an answer after which a client is gone.
+const PROBES: u32 = 3;
+/// A client that acknowledges nothing of what it was sent for so long, or takes nothing, is gone.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const UNTAKEN_FOR: Duration = Duration::from_secs(60);
 
-/// Serves `router` until `shutdown` resolves; then takes no new connection and lets answers in progress end, for 25 s
-/// at most.
-pub async fn serve(
-    listener: TcpListener,
-    router: Router,
-    shutdown: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
-    let stopping = CancellationToken::new();
+/// Serves `router` until `shutdown` begins; then takes no new connection and lets answers in progress end, for `drain` at
+/// most. Those that are left are given up, and their clients told so.
+pub async fn serve(listener: TcpListener, router: Router, shutdown: Shutdown, drain: Duration) -> std::io::Result<()> {
     let listener = listener.tap_io(|connection| {
-        // Each token is a small packet of its own that must not wait for the next.
-        if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "connection without TCP_NODELAY");
+        if let Err(error) = tune(connection) {
+            tracing::debug!(%error, "connection without some of its options");
         }
     });
-    let serving = axum::serve(listener, router).with_graceful_shutdown(stopping.clone().cancelled_owned());
-    let drained_late = async {
-        shutdown.await;
-        stopping.cancel();
-        tokio::time::sleep(DRAIN).await;
+    let serving = axum::serve(listener, router).with_graceful_shutdown(shutdown.begun.clone().cancelled_owned());
+    let ended_late = async {
+        shutdown.begun.cancelled().await;
+        tokio::time::sleep(drain).await;
+        shutdown.over.cancel();
+        tokio::time::sleep(FAREWELL).await;
     };
     tokio::select! {
         ended = serving => ended,
-        () = drained_late => {
-            tracing::warn!("answers were still in progress when the time to drain ran out");
+        () = ended_late => {
+            tracing::warn!("clients did not take the end of their answers in time");
             Ok(())
         }
     }
+}
+
+/// Sets up an accepted connection: small packets go out at once, and a client that vanished without a word is found out,
+/// so that it holds no sequence.
+fn tune(connection: &TcpStream) -> std::io::Result<()> {
+    // Each token is a small packet of its own that must not wait for the next.
+    connection.set_nodelay(true)?;
+    let socket = SockRef::from(connection);
+    let probes = TcpKeepalive::new()
+        .with_time(PROBE_AFTER)
+        .with_interval(PROBE_EVERY)
+        .with_retries(PROBES);
+    socket.set_tcp_keepalive(&probes)?;
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    socket.set_tcp_user_timeout(Some(UNTAKEN_FOR))?;
+    Ok(())
 }

@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::errors::ApiError;
 use super::fields::{Fields, kind};
+use super::tokenizer::Tokenizer;
 
 /// Stop strings of a request, as OpenAI allows.
 const MAX_STOPS: usize = 4;
@@ -35,6 +36,25 @@ pub(super) struct Parameters {
     pub(super) constraint: Option<&'static str>,
     /// the rest; `top_logprobs` is left to the endpoint
     pub(super) sampling: Sampling,
+}
+
+impl Parameters {
+    /// Refuses a grammar that the last rank could not use: there it would cost the answer.
+    pub(super) fn check(&self, tokenizer: &dyn Tokenizer) -> Result<(), ApiError> {
+        let Some(grammar) = &self.sampling.grammar else {
+            return Ok(());
+        };
+        tokenizer.check_grammar(grammar).map_err(|detail| {
+            let param = self.constraint.unwrap_or("grammar");
+            ApiError::invalid(param, format!("'{param}' can't be used: {detail}"))
+        })
+    }
+
+    /// The field to blame when no token may follow.
+    pub(super) fn restriction(&self) -> Option<&'static str> {
+        let biased = !self.sampling.logit_bias.is_empty();
+        self.constraint.or(biased.then_some("logit_bias"))
+    }
 }
 
 /// Fields that are refused unless their value is one of these (JSON) or `null`.
@@ -83,6 +103,7 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
 pub(super) fn parse(fields: &Fields, token_count: usize) -> Result<Parameters, ApiError> {
     refuse_unsupported(fields)?;
     let stream = fields.bool("stream")?.unwrap_or(false);
+    let sampling = sampling(fields, token_count)?;
     Ok(Parameters {
         stream,
         include_usage: include_usage(fields, stream)?,
@@ -91,8 +112,9 @@ pub(super) fn parse(fields: &Fields, token_count: usize) -> Result<Parameters, A
         ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
         constraint: ["grammar", "response_format"]
             .into_iter()
-            .find(|name| fields.get(name).is_some()),
-        sampling: sampling(fields, token_count)?,
+            .find(|name| fields.get(name).is_some())
+            .filter(|_| sampling.grammar.is_some()),
+        sampling,
     })
 }
 

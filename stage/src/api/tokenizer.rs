@@ -1,5 +1,7 @@
 //! What the API needs of a vocabulary: text to tokens, tokens to bytes, and the model's chat template.
 
+use kvasir_wire::frame::Grammar;
+
 /// A model's vocabulary at rank 0.
 pub trait Tokenizer: Send + Sync + 'static {
     /// Tokens of `text`. `add_special` adds what the model wants around a text (beginning of sequence, say);
@@ -21,6 +23,13 @@ pub trait Tokenizer: Send + Sync + 'static {
     fn eos_token(&self) -> String;
     /// The model's own chat template.
     fn chat_template(&self) -> Option<String>;
+    /// Bytes of the longest token, special ones written out: no text of more bytes is one token.
+    fn longest_token(&self) -> usize {
+        let tokens = 0..self.token_count() as i32;
+        tokens.map(|token| self.special_piece(token).len()).max().unwrap_or(0)
+    }
+    /// Whether texts can be held to `grammar`; the text says what is wrong with it.
+    fn check_grammar(&self, grammar: &Grammar) -> Result<(), String>;
 }
 
 /// Tokens of a rendered prompt, with one beginning-of-sequence token at most: a template often writes its own.

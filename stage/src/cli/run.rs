@@ -12,13 +12,16 @@ use kvasir_market::client::MarketClient;
 use kvasir_plan::{Link, RankManifest};
 use kvasir_wire::edge::Timings;
 use kvasir_wire::trust::{NodeKeys, PublicKey};
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
 use secrecy::SecretString;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::{read_plan, stdin_ended};
-use crate::api::{self, ApiConfig};
+use crate::api::{self, ApiConfig, Cors, Shutdown};
 use crate::fetch::RankFiles;
 use crate::ring::{Embedding, Loaded};
 use crate::run::{RunError, Stage, StageFacts};
@@ -72,8 +75,15 @@ pub(super) struct Args {
     /// Rank 0: file with a chat template that replaces the model's own
     #[arg(long, env = "KVASIR_CHAT_TEMPLATE")]
     chat_template: Option<PathBuf>,
-    /// Threads that compute; one for each core when absent
-    #[arg(long, env = "KVASIR_THREADS", default_value_t = 0)]
+    /// Rank 0: web pages that may call the API from a browser: guarded (any with API keys, else this machine's), any,
+    /// off, or origins separated by commas
+    #[arg(long, env = "KVASIR_CORS", default_value = "guarded")]
+    cors: Cors,
+    /// Rank 0: seconds that answers in progress have to end once the stage is asked to
+    #[arg(long, env = "KVASIR_DRAIN", default_value_t = 25, value_parser = clap::value_parser!(u64).range(0..=3600))]
+    drain: u64,
+    /// Threads that compute; 0: one for each core
+    #[arg(long, env = "KVASIR_THREADS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=512))]
     threads: u32,
     /// Precision of the cache
     #[arg(long, env = "KVASIR_CACHE_TYPE", value_enum, default_value = "F16")]
@@ -126,8 +136,8 @@ impl Args {
         .await?
         .context("the window is not usable: fetch it again")?;
 
-        let shutdown = CancellationToken::new();
-        tokio::spawn(cancel_on_signal(shutdown.clone(), self.exit_with_stdin));
+        let (signalled, shutdown) = (CancellationToken::new(), CancellationToken::new());
+        tokio::spawn(cancel_on_signal(signalled.clone(), self.exit_with_stdin));
         let silent_after = Duration::from_secs(self.silent_after);
         let stage = Stage {
             market,
@@ -157,15 +167,29 @@ impl Args {
             }
         };
         let running = stage.start(load, shutdown.clone());
-        if let (Some(listener), Some(head)) = (api, running.head.clone()) {
-            let config = self.api_config(&plan)?;
-            let path = files.vocabulary().context("rank 0 has a vocabulary")?;
-            let tokenizer = tokio::task::spawn_blocking(move || Vocabulary::load(backend, &path)).await??;
-            let router = api::router(Arc::new(head), Arc::new(tokenizer), config);
-            let stop = shutdown.clone();
-            tokio::spawn(async move { api::serve(listener, router, stop.cancelled_owned()).await });
+        let api = match (api, running.head.clone()) {
+            (Some(listener), Some(head)) => {
+                let config = self.api_config(&plan, &signalled)?;
+                let ending = config.shutdown.clone();
+                let path = files.vocabulary().context("rank 0 has a vocabulary")?;
+                let tokenizer = tokio::task::spawn_blocking(move || Vocabulary::load(backend, &path)).await??;
+                let router = api::router(Arc::new(head), Arc::new(tokenizer), config);
+                let drain = Duration::from_secs(self.drain);
+                Some(tokio::spawn(api::serve(listener, router, ending, drain)))
+            }
+            _ => None,
+        };
+        // The ring goes on while the API sees its clients off.
+        let (seen_off, asked) = (tokio::spawn(see_off(api, signalled.clone(), shutdown)), signalled);
+        let ended = running.ended().await;
+        asked.cancel();
+        seen_off.await?;
+        match ended {
+            Err(gave_up @ RunError::GaveUp { .. }) => {
+                Err(gave_up).with_context(|| format!("{} is no use", files.window().display()))
+            }
+            ended => Ok(ended?),
         }
-        Ok(running.ended().await?)
     }
 
     fn options(&self, plan: &RankManifest) -> WindowOptions {
@@ -191,10 +215,11 @@ impl Args {
         }
     }
 
-    fn api_config(&self, plan: &RankManifest) -> anyhow::Result<ApiConfig> {
+    fn api_config(&self, plan: &RankManifest, signalled: &CancellationToken) -> anyhow::Result<ApiConfig> {
         let keys = std::env::var("KVASIR_API_KEYS").unwrap_or_default();
         let api_keys = keys
             .split(',')
+            .map(str::trim)
             .filter(|k| !k.is_empty())
             .map(SecretString::from)
             .collect();
@@ -211,6 +236,9 @@ impl Args {
             chat_template,
             api_keys,
             max_body_bytes,
+            cors: self.cors.clone(),
+            shutdown: Shutdown::on(signalled.clone()),
+            registry: registry(plan),
             ..ApiConfig::new(&plan.model.name)
         })
     }
@@ -226,6 +254,36 @@ fn load(backend: &'static Backend, files: &RankFiles, options: &WindowOptions) -
         backend: loaded.backend_name().to_owned(),
     };
     Ok((loaded, facts))
+}
+
+/// What `/metrics` says of the ring itself.
+fn registry(plan: &RankManifest) -> Registry {
+    let facts = [
+        ("ring", plan.ring.clone()),
+        ("model", plan.model.name.clone()),
+        ("ranks", plan.ranks.len().to_string()),
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+    ];
+    let mut registry = Registry::default();
+    registry.register("kvasir_ring", "What is served", Info::new(facts.to_vec()));
+    registry
+}
+
+/// Ends the stage once its API, if it has one, has ended; without one at the signal.
+async fn see_off(
+    api: Option<JoinHandle<std::io::Result<()>>>,
+    signalled: CancellationToken,
+    shutdown: CancellationToken,
+) {
+    match api {
+        Some(api) => {
+            if let Ok(Err(error)) = api.await {
+                tracing::error!(%error, "the API ended");
+            }
+        }
+        None => signalled.cancelled().await,
+    }
+    shutdown.cancel();
 }
 
 async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {

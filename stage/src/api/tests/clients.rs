@@ -300,6 +300,97 @@ async fn shutdown_lets_answers_in_progress_end() {
     );
 }
 
+#[tokio::test]
+async fn answers_that_outlast_the_shutdown_are_told_so() {
+    let mut setup = Setup::new(Script::Stall(b"begun".to_vec()));
+    setup.drain = Duration::from_millis(100);
+    let server = setup.start().await;
+    let request = server.post(CHAT, &chat(json!({"stream": true})));
+    let streaming = tokio::spawn(async move { request.send().await.unwrap().text().await.unwrap() });
+    let request = server.post(CHAT, &chat(json!({})));
+    let waiting = tokio::spawn(async move { request.send().await.unwrap() });
+    let mut begun = server.ring.begun.subscribe();
+    begun.wait_for(|&begun| begun == 2).await.unwrap();
+    server.stop.cancel();
+
+    let text = streaming.await.unwrap();
+    let events: Vec<&str> = text
+        .split("\n\n")
+        .filter_map(|event| event.strip_prefix("data: "))
+        .collect();
+    assert!(text.contains("\"content\":\"b\""), "what came before is kept: {text}");
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    assert_eq!(error(&last), (Some("server_error"), None, Some("server_draining")));
+    assert_eq!(last["error"]["message"], "the server is shutting down");
+    assert_eq!(events.iter().filter(|event| event.contains("\"error\"")).count(), 1);
+    assert!(!text.contains("[DONE]"), "half an answer must not look whole");
+
+    let response = waiting.await.unwrap();
+    assert_eq!(response.headers()["retry-after"], "5");
+    let (status, body) = read(response).await;
+    assert_eq!((status, error(&body).2), (503, Some("server_draining")));
+    server.serving.await.unwrap().unwrap();
+    server.ring.open.subscribe().wait_for(|&open| open == 0).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_never_reads_does_not_hold_up_the_end() {
+    let mut setup = Setup::new(Script::Endless);
+    setup.ring.context_length = 1_000_000;
+    setup.drain = Duration::ZERO;
+    let server = setup.start().await;
+    let connection = connection(&server, &chat(json!({"stream": true, "max_tokens": 900_000}))).await;
+    server.begun().await;
+    server.stop.cancel();
+    tokio::time::timeout(DEADLINE, server.serving)
+        .await
+        .expect("the server hangs")
+        .unwrap()
+        .unwrap();
+    drop(connection);
+}
+
+#[tokio::test]
+async fn accepted_connections_are_probed_for_clients_that_vanished() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (accepted, _) = listener.accept().await.unwrap();
+    super::super::tune(&accepted).unwrap();
+    let socket = socket2::SockRef::from(&accepted);
+    assert!(socket.keepalive().unwrap());
+    assert!(socket.tcp_keepalive_time().unwrap() <= Duration::from_secs(60));
+    #[cfg(target_os = "linux")]
+    assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(60)));
+    assert!(accepted.nodelay().unwrap());
+    drop(client);
+}
+
+#[test]
+fn pages_that_may_call_are_named_by_word_or_origin() {
+    use super::super::Cors;
+    assert_eq!("guarded".parse(), Ok(Cors::Guarded));
+    assert_eq!("any".parse(), Ok(Cors::Any));
+    assert_eq!("off".parse(), Ok(Cors::Off));
+    let origins = ["https://a.example", "http://localhost:3000"]
+        .map(String::from)
+        .to_vec();
+    assert_eq!(
+        "https://a.example, http://localhost:3000".parse(),
+        Ok(Cors::Origins(origins))
+    );
+    for wrong in [
+        "",
+        "*",
+        "a.example",
+        "https://",
+        "https://a.example/",
+        "ftp://a.example",
+        "any,off",
+    ] {
+        assert!(wrong.parse::<Cors>().is_err(), "{wrong:?}");
+    }
+}
+
 /// What is logged, for all to read.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);

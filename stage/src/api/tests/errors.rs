@@ -150,7 +150,13 @@ async fn what_the_ring_refuses_is_said_by_name() {
             "ring_not_ready",
             "4..8",
         ),
-        (RingError::Draining, 503, "server_error", "server_draining", "draining"),
+        (
+            RingError::Draining,
+            503,
+            "server_error",
+            "server_draining",
+            "shutting down",
+        ),
         (
             RingError::Busy { waiting: 9 },
             429,
@@ -170,10 +176,110 @@ async fn what_the_ring_refuses_is_said_by_name() {
                 .headers()
                 .get("retry-after")
                 .map(|value| value.to_str().unwrap().to_string());
-            assert_eq!(retry_after.as_deref(), (status == 429).then_some("1"));
+            let expected = match code {
+                "server_busy" => Some("1"),
+                "server_draining" => Some("5"),
+                _ => None,
+            };
+            assert_eq!(retry_after.as_deref(), expected);
             let (answered, body) = read(response).await;
             assert_eq!((answered, error(&body)), (status, (Some(kind), None, Some(code))));
             assert!(body["error"]["message"].as_str().unwrap().contains(detail), "{body}");
         }
     }
+}
+
+#[tokio::test]
+async fn s2_a_text_that_no_tokens_bring_into_the_context_is_refused_by_its_length() {
+    let mut setup = Setup::new(say("x"));
+    setup.ring.context_length = 100;
+    let server = setup.start().await;
+    // the vocabulary's longest token has 12 bytes
+    let long = "a".repeat(1_000_000);
+    let (status, body) = server.completion(json!({"prompt": long})).await;
+    assert_eq!(status, 400);
+    let expected = (
+        Some("invalid_request_error"),
+        Some("prompt"),
+        Some("context_length_exceeded"),
+    );
+    assert_eq!(error(&body), expected);
+    let message = body["error"]["message"].as_str().unwrap();
+    assert!(
+        message.contains("1000000 bytes") && message.contains("100 tokens"),
+        "{message}"
+    );
+    let (status, body) = server
+        .chat(json!({"messages": [{"role": "user", "content": "a".repeat(1_000_000)}]}))
+        .await;
+    assert_eq!((status, error(&body).1), (400, Some("messages")));
+    let calls = "</tool_call>".repeat(99);
+    assert_eq!(
+        server.completion(json!({"prompt": calls})).await.0,
+        400,
+        "a hundredth token begins the text"
+    );
+    let calls = "</tool_call>".repeat(98);
+    assert_eq!(server.completion(json!({"prompt": calls})).await.0, 200);
+}
+
+#[tokio::test]
+async fn a_grammar_that_cannot_work_is_refused_before_the_ring_hears_of_it() {
+    let server = start(say("x")).await;
+    let schema = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": {"const": "impossible"}}});
+    for stream in [false, true] {
+        for (extra, param) in [
+            (json!({"response_format": schema, "stream": stream}), "response_format"),
+            (json!({"grammar": "impossible", "stream": stream}), "grammar"),
+        ] {
+            for (status, body) in [server.chat(extra.clone()).await, server.completion(extra).await] {
+                assert_eq!(status, 400);
+                assert_eq!(
+                    error(&body),
+                    (Some("invalid_request_error"), Some(param), Some("invalid_value"))
+                );
+                assert!(body["error"]["message"].as_str().unwrap().contains("it is impossible"));
+            }
+        }
+    }
+    assert_eq!(server.ring.asked.lock().unwrap().len(), 0);
+}
+
+#[tokio::test]
+async fn a_grammar_that_leads_into_a_dead_end_is_the_requests_fault_however_late() {
+    let failed = RingError::Sampling {
+        detail: "no token is left to choose".into(),
+    };
+    let server = start(Script::Fail(b"ab".to_vec(), failed)).await;
+    for (extra, param) in [
+        (json!({"grammar": "g"}), "grammar"),
+        (json!({"response_format": {"type": "json_object"}}), "response_format"),
+        (json!({"logit_bias": {"1": -100}}), "logit_bias"),
+    ] {
+        let (status, body) = server.chat(extra.clone()).await;
+        assert_eq!(status, 400);
+        assert_eq!(
+            error(&body),
+            (Some("invalid_request_error"), Some(param), Some("invalid_value"))
+        );
+        let events = server.events(CHAT, chat(extra)).await;
+        let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+        assert_eq!(error(&last).0, Some("invalid_request_error"));
+    }
+    let (status, _) = server.chat(json!({"response_format": {"type": "text"}})).await;
+    assert_eq!(status, 500, "nothing that the request forbids explains it");
+}
+
+#[tokio::test]
+async fn an_engine_that_failed_is_told_from_a_stage_that_was_lost() {
+    let failed = RingError::EngineFailed {
+        detail: "rank 1: the computed row 0 is not finite".into(),
+    };
+    let server = start(Script::Fail(Vec::new(), failed)).await;
+    let (status, body) = server.chat(json!({})).await;
+    assert_eq!(
+        (status, error(&body)),
+        (503, (Some("server_error"), None, Some("engine_failed")))
+    );
+    assert!(body["error"]["message"].as_str().unwrap().contains("rank 1"));
 }

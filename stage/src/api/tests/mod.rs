@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::fake::{Bytes, Script, Scripted};
-use super::{ApiConfig, router, serve};
+use super::{ApiConfig, Shutdown, router, serve};
 
 /// Nothing here takes longer unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -34,6 +34,8 @@ struct Setup {
     config: ApiConfig,
     ring: Scripted,
     tokenizer: Bytes,
+    /// time for answers in progress once it is to end
+    drain: Duration,
 }
 
 impl Setup {
@@ -42,10 +44,11 @@ impl Setup {
             config: ApiConfig::new("toy"),
             ring: Scripted::new(script),
             tokenizer: Bytes::default(),
+            drain: DEADLINE,
         }
     }
 
-    async fn start(self) -> Server {
+    async fn start(mut self) -> Server {
         static PROVIDER: Once = Once::new();
         PROVIDER.call_once(|| {
             let _ = rustls::crypto::ring::default_provider().install_default();
@@ -53,9 +56,11 @@ impl Setup {
         let ring = Arc::new(self.ring);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let router = router(ring.clone(), Arc::new(self.tokenizer), self.config);
         let stop = CancellationToken::new();
-        let serving = tokio::spawn(serve(listener, router, stop.clone().cancelled_owned()));
+        let shutdown = Shutdown::on(stop.clone());
+        self.config.shutdown = shutdown.clone();
+        let router = router(ring.clone(), Arc::new(self.tokenizer), self.config);
+        let serving = tokio::spawn(serve(listener, router, shutdown, self.drain));
         Server {
             url,
             ring,
