@@ -13,7 +13,13 @@ pub const INTERRUPTED: u8 = 130;
 
 /// The exit codes, for `--help`.
 pub const EXIT_CODES: &str = "\
-Exit codes: 0 done, 1 failed, 2 the command line or the Ring is wrong, 3 a stage was lost, 130 interrupted";
+Exit codes: 0 done, 1 failed, 2 the command line or the Ring is wrong, 3 a stage was lost, 130 interrupted. `up` also
+ends with 0 when Ctrl-C, SIGTERM or SIGHUP ends a ring that was up; before that they interrupt it";
+
+/// The command line or the Ring asks for what can't be.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub String);
 
 /// A stage of a running ring ended by itself.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +35,7 @@ impl From<Exit> for StageLost {
     }
 }
 
-/// Ctrl-C or SIGTERM came before the command was done.
+/// Ctrl-C, SIGTERM or SIGHUP came before the command was done.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
 pub struct Interrupted;
@@ -40,7 +46,7 @@ pub fn tell(error: &anyhow::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     eprint!("{}", text(error));
-    let code = if error.is::<kvasir_api::Error>() {
+    let code = if is_usage(error) {
         USAGE
     } else if error.is::<StageLost>() {
         STAGE_LOST
@@ -50,6 +56,23 @@ pub fn tell(error: &anyhow::Error) -> ExitCode {
         1
     };
     code.into()
+}
+
+/// Whether the user must correct what was asked for: trying again, or elsewhere, would not help.
+fn is_usage(error: &anyhow::Error) -> bool {
+    use kvasir_gguf::window::Error as Cut;
+    use kvasir_plan::Error as Unplannable;
+    let of_plan = |error: &Unplannable| error.reason() == "InvalidPlan" && !matches!(error, Unplannable::Layers { .. });
+    let of_cut = |error: &Cut| {
+        matches!(
+            error,
+            Cut::NoSuchLayers { .. } | Cut::NotLast { .. } | Cut::LastNeedsBothKinds { .. }
+        )
+    };
+    error.is::<kvasir_api::Error>()
+        || error.is::<Usage>()
+        || error.downcast_ref().is_some_and(of_plan)
+        || error.downcast_ref().is_some_and(of_cut)
 }
 
 /// `kvasir … | head`: nobody wants the rest of the output.
@@ -101,6 +124,7 @@ mod tests {
         let of = |code: u8| format!("{:?}", ExitCode::from(code));
         let lost = StageLost::from(Exit {
             name: "rank 1".to_owned(),
+            id: 1,
             status: None,
             last_line: String::new(),
             log: "rank-1.log".into(),
@@ -113,6 +137,10 @@ mod tests {
         assert_eq!(code(Interrupted.into()), of(INTERRUPTED));
         let ring: anyhow::Result<kvasir_api::Ring> = kvasir_api::from_yaml("kind: Pod").context("x.yaml");
         assert_eq!(code(ring.unwrap_err()), of(USAGE));
+        assert_eq!(code(Usage("too many".to_owned()).into()), of(USAGE));
+        let missing = kvasir_plan::LayerRange { start: 3, end: 4 };
+        let plan = anyhow::Error::new(kvasir_plan::Error::LeftOut { missing });
+        assert_eq!(code(plan.context("the Ring can't be planned")), of(USAGE));
         assert_eq!(code(anyhow::anyhow!("other")), of(1));
         let pipe = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
         assert_eq!(code(pipe.into()), of(0));

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use kvasir_api::{Backend, Ring, RingSpec};
 use kvasir_gguf::{ModelSource, source};
 use kvasir_plan::{
@@ -13,7 +13,7 @@ use kvasir_plan::{
 };
 use secrecy::SecretString;
 
-use crate::table;
+use crate::{failure::Usage, table};
 
 /// Where tokens for sources come from, for `--help`.
 pub const TOKEN_HELP: &str = "\
@@ -51,7 +51,7 @@ impl RingArgs {
     /// Reads the Ring.
     pub fn read(&self) -> anyhow::Result<Ring> {
         let path = self.file.display();
-        let text = std::fs::read_to_string(&self.file).with_context(|| format!("can't read the Ring {path}"))?;
+        let text = read_file(&self.file).with_context(|| format!("can't read the Ring {path}"))?;
         kvasir_api::from_yaml(&text).with_context(|| format!("{path} is no Ring that can be used: correct it"))
     }
 
@@ -97,7 +97,9 @@ fn even_windows(bytes: &[u64], last_start: u32, stages: u32) -> anyhow::Result<V
     let most = last_start + 1;
     ensure!(
         stages <= most,
-        "the model can be cut into {most} stages at most, not {stages}: lower --stages"
+        Usage(format!(
+            "the model can be cut into {most} stages at most, not {stages}: lower --stages"
+        ))
     );
     let sums = bytes.iter().scan(0, |sum, layer| {
         *sum += u128::from(*layer);
@@ -146,12 +148,40 @@ fn source_of(spec: &RingSpec) -> anyhow::Result<ModelSource> {
     } else if let Some(http) = &source.http {
         ModelSource::Http { url: http.url.clone() }
     } else if let Some(file) = &source.file {
+        if let Some((scheme, _)) = address(&file.path) {
+            return Err(Usage(format!(
+                "source.file.path is a path on this machine, and {scheme}:// begins an address: {SOURCES}"
+            ))
+            .into());
+        }
         ModelSource::File {
             path: file.path.clone().into(),
         }
     } else {
-        bail!("the model lies on a volume, which only a cluster has: name it with source.file to run it here")
+        let told = "the model lies on a volume, which only a cluster has: name it with source.file to run it here";
+        return Err(Usage(told.to_owned()).into());
     })
+}
+
+/// What a Ring can name, for messages.
+const SOURCES: &str = "a Ring's source is huggingFace, http (http:// or https://) or file";
+
+/// Scheme and rest of a text that is an address and no path.
+pub(crate) fn address(text: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = text.split_once("://")?;
+    let word = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+    (scheme.starts_with(|first: char| first.is_ascii_alphabetic()) && scheme.bytes().all(word))
+        .then_some((scheme, rest))
+}
+
+/// Reads a small text file. A folder, a device or a pipe is refused: the latter two may never end.
+fn read_file(path: &Path) -> std::io::Result<String> {
+    let kind = std::fs::metadata(path)?.file_type();
+    if !kind.is_file() {
+        let problem = format!("it is {} and no file", kvasir_gguf::source::kind_of(kind));
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, problem));
+    }
+    std::fs::read_to_string(path)
 }
 
 /// How the source is reached: its token comes from the environment.
@@ -209,6 +239,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_address_is_told_from_a_path() {
+        assert_eq!(address("ftp://host/a.gguf"), Some(("ftp", "host/a.gguf")));
+        assert_eq!(address("s3+x://b"), Some(("s3+x", "b")));
+        for path in ["/models/a.gguf", "models/a://b", "://a", "1a://b", "a:b"] {
+            assert_eq!(address(path), None, "{path}");
+        }
+    }
+
+    #[test]
     fn free_memory_is_read_off_the_systems_table() {
         let text = "MemTotal:       16316412 kB\nMemFree:         1 kB\nMemAvailable:    9000000 kB\n";
         assert_eq!(available(text), Some(9_000_000 * 1024));
@@ -233,6 +272,7 @@ mod tests {
         assert_eq!(cut(&[100, 1, 1, 1], 3, 4), [(0, 1), (1, 2), (2, 3), (3, 4)]);
         assert_eq!(cut(&[1, 1, 1, 100], 2, 3), [(0, 1), (1, 2), (2, 4)]);
         let error = even_windows(&[1; 4], 2, 4).unwrap_err();
+        assert!(error.is::<Usage>());
         assert_eq!(
             error.to_string(),
             "the model can be cut into 3 stages at most, not 4: lower --stages"

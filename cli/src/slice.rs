@@ -7,10 +7,10 @@ use std::{
     str::FromStr,
 };
 
-use anyhow::{bail, ensure};
+use anyhow::{Context, bail, ensure};
 use kvasir_gguf::{ModelSource, WindowRole, fetch, source, window};
 
-use crate::{planned, table::bytes};
+use crate::{failure::Usage, planned, table::bytes};
 
 /// Cut a window of layers out of a model. Of a model elsewhere, only the bytes of the window are fetched.
 #[derive(Debug, clap::Args)]
@@ -40,14 +40,20 @@ struct Layers(std::ops::Range<u32>);
 impl Slice {
     /// Runs the command.
     pub async fn run(self) -> anyhow::Result<()> {
+        self.spare(&self.out)?;
+        if self.first {
+            self.spare(&self.vocabulary())?;
+        }
         let reader = source::open(&self.source, &planned::access(&self.source))?;
         let model = source::read_model(&*reader, &[]).await?;
         let Layers(layers) = self.layers.clone();
         if self.first {
             ensure!(
                 layers.start == 0,
-                "--first is for the window that starts at layer 0, this one starts at {}",
-                layers.start
+                Usage(format!(
+                    "--first is for the window that starts at layer 0, this one starts at {}",
+                    layers.start
+                ))
             );
         }
         let last = self.last || layers.end == model.layers();
@@ -55,25 +61,35 @@ impl Slice {
         let mut minis = vec![(self.out.clone(), window::window(&model, &WindowRole { layers, last })?)];
         if self.first {
             let with_embedding = !(whole && window::is_tied(&model));
-            minis.push((
-                self.out.with_extension("vocab.gguf"),
-                window::vocabulary(&model, with_embedding)?,
-            ));
-        }
-        for (path, _) in &minis {
-            self.spare(path)?;
+            minis.push((self.vocabulary(), window::vocabulary(&model, with_embedding)?));
         }
         for (path, mini) in minis {
-            let fetched = fetch::fetch(&*reader, &mini, &path, |_| {}).await?;
+            let fetched = fetch::fetch(&*reader, &mini, &path, |_| {}).await;
+            if !matches!(fetched, Err(fetch::Error::Locked { .. })) {
+                // A slice is one file: nothing goes on with the rest of a broken one, or checks a whole one.
+                fetch::forget(&path);
+            }
+            let fetched = fetched?;
             let (size, fetched) = (bytes(mini.len), bytes(fetched.bytes_fetched));
             writeln!(std::io::stdout(), "{}: {size}, {fetched} fetched", path.display())?;
         }
         Ok(())
     }
 
-    /// Refuses to replace the model itself, under whatever name, and anything that is no file.
+    /// Where the vocabulary of a first window goes.
+    fn vocabulary(&self) -> PathBuf {
+        self.out.with_extension("vocab.gguf")
+    }
+
+    /// Refuses to make a folder that may be a typing error, to replace the model itself, under whatever name, and
+    /// anything that is no file.
     fn spare(&self, out: &Path) -> anyhow::Result<()> {
         let Ok(there) = std::fs::metadata(out) else {
+            let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let folder = folder.unwrap_or(Path::new("."));
+            let there = std::fs::metadata(folder)
+                .with_context(|| format!("can't write into {}: make the folder first", folder.display()))?;
+            ensure!(there.is_dir(), "can't write into {}: it is no folder", folder.display());
             return Ok(());
         };
         if !there.is_file() {
@@ -82,7 +98,10 @@ impl Slice {
         let ModelSource::File { path } = &self.source else {
             return Ok(());
         };
-        let model = std::fs::metadata(path)?;
+        // A model that isn't there is told when it is read.
+        let Ok(model) = std::fs::metadata(path) else {
+            return Ok(());
+        };
         ensure!(
             (model.dev(), model.ino()) != (there.dev(), there.ino()),
             "{} is the model itself: name another file to write",
@@ -111,7 +130,12 @@ fn parse_source(text: &str) -> Result<ModelSource, String> {
         return Ok(ModelSource::Http { url: text.to_owned() });
     }
     let Some(path) = text.strip_prefix("hf://") else {
-        return Ok(ModelSource::File { path: text.into() });
+        return match planned::address(text) {
+            Some((scheme, _)) => Err(format!(
+                "{scheme}:// is not supported: give a path, an http:// or https:// URL, or hf://OWNER/NAME/FILE.gguf"
+            )),
+            None => Ok(ModelSource::File { path: text.into() }),
+        };
     };
     let parts: Vec<&str> = path.splitn(3, '/').collect();
     let [owner, name, file] = parts[..] else {
@@ -154,6 +178,11 @@ mod tests {
         };
         assert_eq!(parse_source("hf://o/n/q4/a.gguf"), Ok(hub("main")));
         assert_eq!(parse_source("hf://o/n@v1/q4/a.gguf"), Ok(hub("v1")));
+        assert!(
+            parse_source("ftp://o/f.gguf")
+                .unwrap_err()
+                .contains("http:// or https://")
+        );
         for wrong in ["hf://", "hf://o/n", "hf://o//f", "hf:///n/f", "hf://o/n@/f"] {
             assert!(parse_source(wrong).is_err(), "{wrong}");
         }

@@ -8,14 +8,14 @@ mod whole;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use kvasir_engine::{Backend, CacheType, Mode, Output as EngineOutput, WindowOptions};
 use kvasir_gguf::ModelSource;
 use kvasir_plan::RankManifest;
 use serde::Serialize;
 
 use crate::{
-    failure::StageLost,
+    failure::{StageLost, Usage},
     local::{self, Folder, LocalMarket, Program, Served},
     planned::RingArgs,
     supervise::Children,
@@ -48,7 +48,7 @@ pub struct Bench {
     #[arg(long, env = "KVASIR_TOKENS", default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..))]
     tokens: u32,
     /// Threads that the whole model and each stage compute with; one for each core when absent
-    #[arg(long, env = "KVASIR_THREADS")]
+    #[arg(long, env = "KVASIR_THREADS", value_parser = clap::value_parser!(u32).range(1..=512))]
     threads: Option<u32>,
     /// Folder for windows, keys and logs; ~/.cache/kvasir/bench/NAME when absent
     #[arg(long, env = "KVASIR_BENCH_DIR")]
@@ -75,14 +75,17 @@ impl Bench {
         let ring = self.ring.read()?;
         let planned = self.ring.plan(&ring).await?;
         let ModelSource::File { path } = &planned.source else {
-            bail!("the whole model must be on this machine to be compared with: name it with source.file");
+            let told = "the whole model must be on this machine to be compared with: name it with source.file";
+            return Err(Usage(told.to_owned()).into());
         };
         let manifest = &planned.manifest;
         let needed = self.prompt_tokens.saturating_add(self.tokens);
         ensure!(
             needed <= manifest.context_length,
-            "prompt and answer take {needed} tokens and contextLength is {}: lower --prompt-tokens or --tokens",
-            manifest.context_length
+            Usage(format!(
+                "prompt and answer take {needed} tokens and contextLength is {}: lower --prompt-tokens or --tokens",
+                manifest.context_length
+            ))
         );
         let folder = Folder::open(self.dir.clone(), "bench", &manifest.ring)?;
         let mut children = Children::new(GRACE);
@@ -116,6 +119,7 @@ impl Bench {
             api: SocketAddr::from(([127, 0, 0, 1], 0)),
             threads: self.threads,
             cache_type: spec.cache_type,
+            cors: None,
             chat_template: None,
         };
         let ranks = manifest.ranks.len();
