@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use crate::failure::Usage;
 use anyhow::{Context, bail, ensure};
 use reqwest::{RequestBuilder, Response, Url};
 use secrecy::{ExposeSecret, SecretString};
@@ -21,7 +22,7 @@ const SILENCE: Duration = Duration::from_secs(120);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "KVASIR_API_KEY in the environment is sent as the API key.")]
 pub struct Chat {
-    /// Where the API listens
+    /// Where the API listens; with or without the /v1 at the end
     #[arg(long, env = "KVASIR_URL", default_value = "http://127.0.0.1:8080")]
     url: Url,
     /// Model to ask for; the endpoint's first when absent
@@ -31,10 +32,10 @@ pub struct Chat {
     #[arg(long, env = "KVASIR_SYSTEM")]
     system: Option<String>,
     /// Tokens that an answer may have at most
-    #[arg(long, env = "KVASIR_MAX_TOKENS")]
+    #[arg(long, env = "KVASIR_MAX_TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
-    /// 0 always takes the likeliest token
-    #[arg(long, env = "KVASIR_TEMPERATURE")]
+    /// From 0 to 2; 0 always takes the likeliest token
+    #[arg(long, env = "KVASIR_TEMPERATURE", value_parser = temperature)]
     temperature: Option<f32>,
     /// One question: its answer goes to stdout. Read from stdin when that is no terminal
     prompt: Option<String>,
@@ -163,10 +164,7 @@ impl Chat {
             max_tokens,
             temperature,
         };
-        let request = endpoint
-            .http
-            .post(endpoint.path("v1/chat/completions")?)
-            .json(&question);
+        let request = endpoint.http.post(endpoint.path("chat/completions")?).json(&question);
         let mut response = endpoint.send(request).await?;
         let (mut events, mut answer) = (Events::default(), String::new());
         loop {
@@ -201,9 +199,12 @@ struct Endpoint {
 impl Endpoint {
     fn new(url: &Url) -> anyhow::Result<Self> {
         let key = std::env::var("KVASIR_API_KEY").ok().map(SecretString::from);
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(Usage(format!("{} is not an http or https URL", shown(url))).into());
+        }
         Ok(Endpoint {
             http: crate::http_client(url, SILENCE)?,
-            url: url.clone(),
+            url: base(url),
             key,
         })
     }
@@ -211,14 +212,13 @@ impl Endpoint {
     fn path(&self, path: &str) -> anyhow::Result<Url> {
         let mut url = self.url.clone();
         url.path_segments_mut()
-            .map_err(|()| anyhow::anyhow!("{} is not an http or https URL", self.url))?
-            .pop_if_empty()
+            .map_err(|()| Usage(format!("{} is not an http or https URL", shown(&self.url))))?
             .extend(path.split('/'));
         Ok(url)
     }
 
     async fn first_model(&self) -> anyhow::Result<String> {
-        let response = self.send(self.http.get(self.path("v1/models")?)).await?;
+        let response = self.send(self.http.get(self.path("models")?)).await?;
         let models: Models = response.json().await.map_err(broken_off)?;
         let first = models.data.into_iter().next();
         first
@@ -230,16 +230,14 @@ impl Endpoint {
         if let Some(key) = &self.key {
             request = request.bearer_auth(key.expose_secret());
         }
-        let response = request
-            .send()
+        let request = request.build().map_err(reqwest::Error::without_url)?;
+        let url = shown(request.url());
+        let response = self
+            .http
+            .execute(request)
             .await
             .map_err(reqwest::Error::without_url)
-            .with_context(|| {
-                format!(
-                    "nothing answers at {}: is the ring up? (`kvasir up RING.yaml`)",
-                    self.url
-                )
-            })?;
+            .with_context(|| format!("nothing answers at {url}: is the ring up? (`kvasir up RING.yaml`)"))?;
         let status = response.status();
         if status.is_success() {
             return Ok(response);
@@ -248,8 +246,39 @@ impl Endpoint {
             .json::<Refusal>()
             .await
             .map(|refusal| format!(": {}", refusal.error.message));
-        bail!("the endpoint refuses with status {status}{}", said.unwrap_or_default())
+        bail!("{url} refuses with status {status}{}", said.unwrap_or_default())
     }
+}
+
+/// The address that paths of the API are added to: `url`, which may end with the API's version already.
+fn base(url: &Url) -> Url {
+    let mut base = url.clone();
+    let versioned = url.path().trim_end_matches('/').ends_with("/v1");
+    // The scheme has paths: this was checked.
+    if let Ok(mut path) = base.path_segments_mut() {
+        path.pop_if_empty();
+        if !versioned {
+            path.push("v1");
+        }
+    }
+    base.set_query(None);
+    base.set_fragment(None);
+    base
+}
+
+/// The address as it may be shown: a user name, a password or a query may be secrets.
+fn shown(url: &Url) -> String {
+    let mut url = url.clone();
+    // An address that can't have them has none.
+    let _ = url.set_username("");
+    let _ = url.set_password(None);
+    url.set_query(None);
+    url.to_string()
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    let number = text.parse::<f32>().ok().filter(|number| (0.0..=2.0).contains(number));
+    number.ok_or_else(|| "write a number from 0 to 2".to_owned())
 }
 
 fn broken_off(error: reqwest::Error) -> anyhow::Error {
@@ -304,6 +333,37 @@ mod tests {
             let mut seen = events.feed(&body.as_bytes()[..cut]).unwrap();
             seen.extend(events.feed(&body.as_bytes()[cut..]).unwrap());
             assert_eq!(seen, ["{\"a\":\"ü\"}", "one\ntwo", "[DONE]"], "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn an_address_may_end_with_the_version_or_not() {
+        for (given, used) in [
+            ("http://h:1", "http://h:1/v1/models"),
+            ("http://h:1/", "http://h:1/v1/models"),
+            ("http://h:1/v1", "http://h:1/v1/models"),
+            ("http://h:1/v1/", "http://h:1/v1/models"),
+            ("https://h/ring/v1", "https://h/ring/v1/models"),
+            ("https://h/ring/", "https://h/ring/v1/models"),
+            ("http://h/api-v1", "http://h/api-v1/v1/models"),
+        ] {
+            let endpoint = Endpoint {
+                http: reqwest::Client::new(),
+                url: base(&given.parse().unwrap()),
+                key: None,
+            };
+            assert_eq!(endpoint.path("models").unwrap().as_str(), used, "{given}");
+        }
+        let secret = "http://me:word@h/v1?key=word".parse().unwrap();
+        assert_eq!(shown(&secret), "http://h/v1");
+    }
+
+    #[test]
+    fn a_temperature_is_a_number_that_the_api_takes() {
+        assert_eq!(temperature("0"), Ok(0.0));
+        assert_eq!(temperature("1.5"), Ok(1.5));
+        for wrong in ["NaN", "inf", "-inf", "-0.1", "2.1", "1e99", "warm", ""] {
+            assert!(temperature(wrong).is_err(), "{wrong}");
         }
     }
 

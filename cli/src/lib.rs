@@ -61,6 +61,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(logs)
         .with_writer(std::io::stderr)
+        .with_ansi(kvasir_stage::cli::colours())
         .init();
     // Another provider can't have been installed before; if it was, it serves as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
