@@ -5,6 +5,7 @@
 //! file; the end of it is kept, to say why the child died.
 
 use std::{
+    collections::HashMap,
     fmt,
     fs::{File, OpenOptions},
     io::Write,
@@ -33,6 +34,8 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub struct Exit {
     /// name that it was started under
     pub name: String,
+    /// process id that it had
+    pub id: u32,
     /// exit code or signal; none if the system doesn't tell
     pub status: Option<ExitStatus>,
     /// last line that it wrote to stderr; empty if none
@@ -67,6 +70,8 @@ impl fmt::Display for Exit {
 pub struct Children {
     tasks: JoinSet<Exit>,
     stop: CancellationToken,
+    /// ends one child alone, by its process id
+    stops: HashMap<u32, CancellationToken>,
     grace: Duration,
 }
 
@@ -76,6 +81,7 @@ impl Children {
         Children {
             tasks: JoinSet::new(),
             stop: CancellationToken::new(),
+            stops: HashMap::new(),
             grace,
         }
     }
@@ -102,7 +108,8 @@ impl Children {
             .ok_or_else(|| std::io::Error::other("the process ended before it began"))?;
         let lines = tokio::spawn(read_lines(child.stdout.take(), on_line));
         let last_line = tokio::spawn(copy_to_log(child.stderr.take(), file));
-        let (name, stop, grace) = (name.into(), self.stop.clone(), self.grace);
+        let (name, stop, grace) = (name.into(), self.stop.child_token(), self.grace);
+        self.stops.insert(id, stop.clone());
         self.tasks.spawn(async move {
             let status = watch(&mut child, id, &stop, grace).await;
             let last_line = match timeout(LAST_WORDS, futures::future::join(lines, last_line)).await {
@@ -111,6 +118,7 @@ impl Children {
             };
             Exit {
                 name,
+                id,
                 status,
                 last_line,
                 log,
@@ -123,8 +131,22 @@ impl Children {
     pub async fn next_exit(&mut self) -> Option<Exit> {
         loop {
             match self.tasks.join_next().await? {
-                Ok(exit) => return Some(exit),
+                Ok(exit) => {
+                    self.stops.remove(&exit.id);
+                    return Some(exit);
+                }
                 Err(error) => tracing::error!(%error, "lost sight of a child process"),
+            }
+        }
+    }
+
+    /// Ends the child with this process id and waits until it is gone. Others that end meanwhile are passed over.
+    pub async fn end_one(&mut self, id: u32) {
+        let Some(stop) = self.stops.get(&id) else { return };
+        stop.cancel();
+        while let Some(exit) = self.next_exit().await {
+            if exit.id == id {
+                return;
             }
         }
     }
@@ -337,6 +359,24 @@ mod tests {
             begun.elapsed() >= Duration::from_millis(300),
             "the deaf one had its grace"
         );
+    }
+
+    #[tokio::test]
+    async fn one_child_is_ended_and_the_others_live_on() {
+        let (log, mut children) = (Log::new(), Children::new(Duration::from_secs(10)));
+        let first = children.spawn("first", sh("exec cat"), &log.path(), |_| {}).unwrap();
+        let second = children.spawn("second", sh("exec cat"), &log.path(), |_| {}).unwrap();
+        let alive = |id: u32| kvasir_tests::process::is_alive(id);
+        children.end_one(first).await;
+        assert!(!alive(first) && alive(second));
+        // one that is gone already is waited for no more
+        children.end_one(first).await;
+        let exits = children.end().await;
+        assert_eq!(
+            exits.iter().map(|exit| exit.name.as_str()).collect::<Vec<_>>(),
+            ["second"]
+        );
+        assert!(!alive(second));
     }
 
     #[tokio::test]

@@ -37,6 +37,15 @@ impl Folder {
         path
     }
 
+    /// What is in it, sorted, but for the Ring.
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.0.path()).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.filter(|name| name != "ring.yaml").collect();
+        names.sort();
+        names
+    }
+
     /// Eight layers of random weights.
     fn model(&self) -> PathBuf {
         let path = self.path("model.gguf");
@@ -139,7 +148,8 @@ fn a_volume_can_only_be_read_in_a_cluster() {
         &json!({"persistentVolumeClaim": {"claimName": "c", "path": "m.gguf"}}),
         &json!({}),
     );
-    let (_, error) = fails(&["plan", text(&ring)]);
+    let (code, error) = fails(&["plan", text(&ring)]);
+    assert_eq!(code, 2);
     assert!(error.contains("name it with source.file to run it here"), "{error}");
 }
 
@@ -206,7 +216,8 @@ fn stages_can_be_counted_instead_of_cut_by_hand() {
     };
     assert_eq!(windows("1"), [8]);
     assert_eq!(windows("4"), [2, 4, 6, 8]);
-    let (_, error) = fails(&["plan", text(&ring), "--stages", "9"]);
+    let (code, error) = fails(&["plan", text(&ring), "--stages", "9"]);
+    assert_eq!(code, 2);
     assert_eq!(
         error,
         "error: the model can be cut into 8 stages at most, not 9: lower --stages\n"
@@ -219,7 +230,7 @@ fn windows_that_leave_layers_out_are_refused_by_name() {
     let windows = json!({"windows": [{"layers": {"start": 0, "end": 3}}, {"layers": {"start": 4, "end": 8}}]});
     let ring = folder.ring(&file(&folder.model()), &windows);
     let (code, error) = fails(&["plan", text(&ring)]);
-    assert_eq!(code, 1);
+    assert_eq!(code, 2);
     assert_eq!(
         error,
         "error: the Ring can't be planned onto this machine\n  because: no window holds layers 3..4\n"
@@ -237,6 +248,228 @@ fn a_slice_is_a_window_and_the_first_one_brings_its_vocabulary() {
     assert_eq!(window.layers(), 3);
     assert!(kvasir_gguf::Model::open(&vocabulary).is_ok());
     assert!(fs::metadata(&out).unwrap().len() < fs::metadata(&model).unwrap().len());
+    assert_eq!(
+        folder.names(),
+        ["model.gguf", "window.gguf", "window.vocab.gguf"],
+        "and nothing beside them"
+    );
+}
+
+#[test]
+fn a_slice_that_fails_leaves_nothing_and_makes_no_folder() {
+    let folder = Folder::new();
+    let model = folder.model();
+    // the table of tensors is whole, their bytes are not there to the end
+    let source = fs::File::options().write(true).open(&model).unwrap();
+    let out = folder.path("window.gguf");
+    let missing = folder.path("no/such/window.gguf");
+    let (code, error) = fails(&["slice", text(&model), "0..3", "-o", text(&missing)]);
+    assert_eq!(code, 1);
+    let told = format!(
+        "error: can't write into {}: make the folder first\n",
+        missing.parent().unwrap().display()
+    );
+    assert!(error.starts_with(&told), "{error}");
+    source.set_len(fs::metadata(&model).unwrap().len() / 2).unwrap();
+    let (code, error) = fails(&["slice", text(&model), "0..3", "-o", text(&out)]);
+    assert_eq!(code, 1);
+    assert!(error.contains("model.gguf"), "{error}");
+    assert_eq!(folder.names(), ["model.gguf"]);
+}
+
+/// A server that gives the beginning of a file, and then answers every request with a failure.
+fn source_that_ends(model: &Path, given: usize) -> String {
+    let bytes = fs::read(model).unwrap();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let url = format!("http://{}/model.gguf", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let (mut request, mut piece) = (Vec::new(), [0; 4096]);
+            while !request.ends_with(b"\r\n\r\n") {
+                match stream.read(&mut piece) {
+                    Ok(count @ 1..) => request.extend_from_slice(&piece[..count]),
+                    _ => break,
+                }
+            }
+            let request = String::from_utf8_lossy(&request).to_ascii_lowercase();
+            let range = request.split("range: bytes=").nth(1).and_then(|rest| {
+                let (start, end) = rest.lines().next()?.split_once('-')?;
+                Some((start.parse::<usize>().ok()?, end.trim().parse::<usize>().ok()?))
+            });
+            let answer = match range {
+                Some((start, end)) if start < given => {
+                    let part = &bytes[start..=end.min(bytes.len() - 1)];
+                    let head = format!(
+                        "HTTP/1.1 206 Partial Content\r\ncontent-range: bytes {start}-{}/{}\r\ncontent-length: {}\r\n\
+                         connection: close\r\n\r\n",
+                        start + part.len() - 1,
+                        bytes.len(),
+                        part.len()
+                    );
+                    [head.as_bytes(), part].concat()
+                }
+                _ => b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".to_vec(),
+            };
+            let _ = stream.write_all(&answer);
+        }
+    });
+    url
+}
+
+#[test]
+fn a_slice_that_breaks_off_leaves_nothing() {
+    let folder = Folder::new();
+    let model = folder.model();
+    let prefix = kvasir_gguf::Model::open(&model).unwrap().prefix_bytes()[0];
+    let url = source_that_ends(&model, prefix as usize);
+    let out = folder.path("window.gguf");
+    let (code, error) = fails(&["slice", &url, "2..4", "-o", text(&out)]);
+    assert_eq!(code, 1, "{error}");
+    assert!(error.contains("forbids reading"), "{error}");
+    assert_eq!(folder.names(), ["model.gguf"]);
+}
+
+#[test]
+fn what_is_no_regular_file_is_refused_at_once() {
+    let folder = Folder::new();
+    let pipe = folder.path("pipe");
+    assert!(
+        std::process::Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    for (path, kind) in [
+        (pipe.as_path(), "a pipe"),
+        (Path::new("/dev/zero"), "a device"),
+        (Path::new("/tmp"), "a folder"),
+    ] {
+        let ring = folder.ring(&file(path), &json!({}));
+        let (code, error) = fails(&["plan", text(&ring)]);
+        assert_eq!(code, 1);
+        let told = format!(
+            "error: {} is {kind} and no file: name the model's file\n",
+            path.display()
+        );
+        assert_eq!(error, told);
+        let (_, error) = fails(&["slice", text(path), "0..1", "-o", text(&folder.path("out.gguf"))]);
+        assert_eq!(error, told);
+        let (_, error) = fails(&["plan", text(path)]);
+        assert!(error.contains(&format!("it is {kind} and no file")), "{error}");
+    }
+}
+
+#[test]
+fn files_that_are_too_short_are_told_by_what_they_lack() {
+    let folder = Folder::new();
+    let model = folder.path("model.gguf");
+    let ring = folder.ring(&file(&model), &json!({}));
+    fs::write(&model, "").unwrap();
+    let (_, error) = fails(&["plan", text(&ring)]);
+    assert!(
+        error.starts_with(&format!("error: {} is empty", model.display())),
+        "{error}"
+    );
+    fs::write(&model, b"GGUF\x03\0\0\0").unwrap();
+    let (_, error) = fails(&["plan", text(&ring)]);
+    assert!(error.contains("has 8 bytes and needs 24 or more"), "{error}");
+}
+
+#[test]
+fn addresses_of_other_kinds_are_refused_with_what_is_supported() {
+    let folder = Folder::new();
+    let ring = folder.ring(&file(Path::new("ftp://host/model.gguf")), &json!({}));
+    let (code, error) = fails(&["plan", text(&ring)]);
+    assert_eq!(code, 2);
+    assert!(
+        error.contains("huggingFace, http (http:// or https://) or file"),
+        "{error}"
+    );
+    let ring = folder.ring(&json!({"http": {"url": "ftp://host/model.gguf"}}), &json!({}));
+    let (code, error) = fails(&["plan", text(&ring)]);
+    assert_eq!(code, 2);
+    assert!(error.contains("url must start with http:// or https://"), "{error}");
+    let (code, error) = fails(&["slice", "ftp://host/model.gguf", "0..1", "-o", "out.gguf"]);
+    assert_eq!(code, 2);
+    assert!(
+        error.contains("http:// or https:// URL, or hf://OWNER/NAME/FILE.gguf"),
+        "{error}"
+    );
+}
+
+#[test]
+fn numbers_out_of_range_are_refused_by_the_command_line() {
+    for arguments in [
+        &["chat", "--temperature", "NaN", "hi"][..],
+        &["chat", "--temperature=-1", "hi"],
+        &["chat", "--temperature", "inf", "hi"],
+        &["chat", "--max-tokens", "0", "hi"],
+        &["up", "ring.yaml", "--threads", "999999999"],
+        &["up", "ring.yaml", "--threads", "0"],
+        &["bench", "ring.yaml", "--threads", "513"],
+        &["up", "ring.yaml", "--stages", "0"],
+    ] {
+        let (code, error) = fails(arguments);
+        assert_eq!(code, 2, "{arguments:?}");
+        assert!(error.starts_with("error: invalid value"), "{error}");
+    }
+}
+
+#[test]
+fn a_ready_file_that_cannot_be_written_is_told_before_anything_is_fetched() {
+    let folder = Folder::new();
+    let ring = folder.ring(&file(&folder.model()), &json!({}));
+    let (ready, up) = (folder.path("no/such/ready.json"), folder.path("up"));
+    let (code, error) = fails(&[
+        "up",
+        text(&ring),
+        "--port",
+        "0",
+        "--dir",
+        text(&up),
+        "--ready-file",
+        text(&ready),
+    ]);
+    assert_eq!(code, 1);
+    assert!(
+        error.starts_with(&format!(
+            "error: can't write {}: choose another --ready-file",
+            ready.display()
+        )),
+        "{error}"
+    );
+    assert!(!up.exists());
+}
+
+#[test]
+fn log_lines_that_go_to_no_terminal_have_no_colours() {
+    let folder = Folder::new();
+    let ring = folder.ring(&file(&folder.model()), &json!({}));
+    let mut command = Command::cargo_bin("kvasir").unwrap();
+    let plan = command.args(["plan", text(&ring)]).env("RUST_LOG", "trace");
+    let output = plan.env_remove("NO_COLOR").output().unwrap();
+    assert!(
+        !output.stderr.contains(&b'\x1b'),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let mut command = Command::cargo_bin("kvasir").unwrap();
+    let stage = command.args([
+        "stage",
+        "fetch",
+        "--plan",
+        "no/such/plan",
+        "--rank",
+        "0",
+        "--dir",
+        "no",
+        "--source",
+        "{}",
+    ]);
+    let output = stage.env_remove("NO_COLOR").output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("ERROR") && !stderr.contains('\x1b'), "{stderr}");
 }
 
 #[test]
@@ -247,10 +480,16 @@ fn a_slice_outside_the_model_or_at_the_wrong_end_is_refused() {
     let (code, error) = slice(&["4..9"]);
     assert_eq!(
         (code, error.as_str()),
-        (1, "error: layers 4..9 are not within the model's 8 layers\n")
+        (2, "error: layers 4..9 are not within the model's 8 layers\n")
     );
-    assert!(slice(&["0..3", "--last"]).1.contains("must end at layer 8"));
-    assert!(slice(&["2..3", "--first"]).1.contains("starts at layer 0"));
+    for (wrong, told) in [
+        (["0..3", "--last"], "must end at layer 8"),
+        (["2..3", "--first"], "starts at layer 0"),
+    ] {
+        let (code, error) = slice(&wrong);
+        assert_eq!(code, 2, "{error}");
+        assert!(error.contains(told), "{error}");
+    }
     let (code, error) = slice(&["3..3"]);
     assert_eq!(code, 2);
     assert!(error.contains("write START..END with START below END"), "{error}");
@@ -261,11 +500,12 @@ fn a_slice_outside_the_model_or_at_the_wrong_end_is_refused() {
 fn a_bench_needs_a_pair_and_a_context_for_its_prompts() {
     let folder = Folder::new();
     let ring = folder.ring(&file(&folder.model()), &json!({}));
-    let (_, error) = fails(&["bench", text(&ring), "--prompt-tokens", "200", "--tokens", "100"]);
+    let (code, error) = fails(&["bench", text(&ring), "--prompt-tokens", "200", "--tokens", "100"]);
     assert_eq!(
         error,
         "error: prompt and answer take 300 tokens and contextLength is 256: lower --prompt-tokens or --tokens\n"
     );
+    assert_eq!(code, 2);
     assert_eq!(fails(&["bench", text(&ring), "--pairs", "0"]).0, 2);
 }
 
@@ -277,7 +517,7 @@ fn chat_says_that_nobody_is_there() {
     let (code, error) = fails(&["chat", "--url", &url, "hello"]);
     assert_eq!(code, 1);
     assert!(
-        error.starts_with(&format!("error: nothing answers at {url}: is the ring up?")),
+        error.starts_with(&format!("error: nothing answers at {url}v1/models: is the ring up?")),
         "{error}"
     );
 }
@@ -366,14 +606,15 @@ fn chat_repeats_the_endpoints_own_words_when_it_refuses_or_breaks_off() {
         let (url, served) = endpoint(vec![answer]);
         let output = kvasir(&["chat", "--url", &url, "--model", "tiny", "hello"]);
         served.join().unwrap();
-        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+        let error = String::from_utf8(output.stderr).unwrap().replace(&url, "URL");
+        (output.status.code().unwrap(), error)
     };
     let refusal = json!({"error": {"message": "the ring is not ready", "type": "unavailable"}}).to_string();
     let (code, error) = chat(answer("503 Service Unavailable", "application/json", &refusal));
     assert_eq!(code, 1);
     assert_eq!(
         error,
-        "error: the endpoint refuses with status 503 Service Unavailable: the ring is not ready\n"
+        "error: URL/v1/chat/completions refuses with status 503 Service Unavailable: the ring is not ready\n"
     );
     let lost = format!("data: {}\n\n", json!({"error": {"message": "the ring lost a stage"}}));
     let (code, error) = chat(answer("200 OK", "text/event-stream", &lost));

@@ -10,6 +10,9 @@ use secrecy::{ExposeSecret, SecretString};
 use super::{Folder, LocalMarket};
 use crate::{planned, supervise::Children};
 
+/// Seconds that answers in progress have once the ring is to end: whoever pressed Ctrl-C waits for it.
+const DRAIN_SECONDS: &str = "2";
+
 /// This program as a stage, and what all stages of one ring share.
 #[derive(Debug)]
 pub(crate) struct Program<'a> {
@@ -32,6 +35,8 @@ pub(crate) struct Served<'a> {
     pub(crate) threads: Option<u32>,
     /// precision of the cache
     pub(crate) cache_type: kvasir_api::CacheType,
+    /// web pages that may call the API, as `--cors` takes them; none: as the stage does by itself
+    pub(crate) cors: Option<String>,
     /// rank 0's template in place of the model's own
     pub(crate) chat_template: Option<PathBuf>,
 }
@@ -107,6 +112,10 @@ impl<'a> Program<'a> {
         }
         if rank == 0 {
             command.arg("--api").arg(served.api.to_string());
+            command.args(["--drain", DRAIN_SECONDS]);
+            if let Some(cors) = &served.cors {
+                command.args(["--cors", cors]);
+            }
             if let Some(template) = &served.chat_template {
                 command.arg("--chat-template").arg(template);
             }

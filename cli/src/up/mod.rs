@@ -25,14 +25,24 @@ use crate::{
     supervise::Children,
     table::Output,
 };
-use ready::Up as RingUp;
+use ready::{ReadyFile, Up as RingUp};
 
 /// Time that a stage has to end once it was asked to.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// For `--help`.
+const NOTES: &str = "\
+Ctrl-C, SIGTERM and SIGHUP end the ring: answers in progress have two seconds to be done, then their clients are told.
+The exit code is 0 then; it is 130 when the ring was not up yet, and 3 when a stage was lost.
+
+Threads that wait for each other spin. Where other programs use this machine's cores, or several clients ask at once,
+set --threads 1: it costs a quiet machine little and saves a busy one much.
+
+KVASIR_API_KEYS in the environment holds keys that clients must send, separated by commas.";
+
 /// Run a Ring on this machine: fetch its windows, start a process for each, and serve the OpenAI API until Ctrl-C.
 #[derive(Debug, clap::Args)]
-#[command(after_help = planned::TOKEN_HELP)]
+#[command(after_help = format!("{NOTES}\n\n{}", planned::TOKEN_HELP))]
 #[allow(clippy::doc_markdown, reason = "help texts, which are no Markdown")]
 pub struct Up {
     #[command(flatten)]
@@ -46,10 +56,14 @@ pub struct Up {
     /// Keep windows that an earlier plan of this Ring fetched and this one doesn't use
     #[arg(long, env = "KVASIR_KEEP")]
     keep: bool,
-    /// Threads that each stage computes with; one for each core when absent
-    #[arg(long, env = "KVASIR_THREADS")]
+    /// Threads that each stage computes with; one for each core when absent (1 on a busy machine, see below)
+    #[arg(long, env = "KVASIR_THREADS", value_parser = clap::value_parser!(u32).range(1..=512))]
     threads: Option<u32>,
-    /// File to write once the ring is ready: endpoint, process ids and the table, as JSON
+    /// Web pages that may call the API from a browser: guarded (any if there are API keys, else only pages that this
+    /// machine serves), any, off, or origins separated by commas
+    #[arg(long, env = "KVASIR_CORS", value_parser = cors)]
+    cors: Option<String>,
+    /// File to write once the ring is ready, and to remove at its end: endpoint, process ids and the table, as JSON
     #[arg(long, env = "KVASIR_READY_FILE")]
     ready_file: Option<PathBuf>,
     /// Form of the output
@@ -60,36 +74,44 @@ pub struct Up {
 impl Up {
     /// Runs the command until a signal or the loss of a stage.
     pub async fn run(self) -> anyhow::Result<()> {
+        // First of all, so that a signal means the same at any time.
+        let interrupted = interrupted()?;
         let ring = self.ring.read()?;
         let port = reserve(self.port)?;
-        if let Some(file) = &self.ready_file {
-            // That of an earlier run would say too much.
-            let _ = std::fs::remove_file(file);
-        }
-        let interrupted = interrupted()?;
+        let ready_file = self.ready_file.as_deref().map(ReadyFile::reserve).transpose()?;
         let folder = Folder::open(
             self.dir.clone(),
             "up",
             ring.metadata.name.as_deref().unwrap_or_default(),
         )?;
         let mut children = Children::new(GRACE);
-        let ready = Cell::new(false);
+        let head = Cell::new(None);
         let ended = tokio::select! {
-            ended = self.serve(&ring, port, &folder, &mut children, &ready) => ended,
-            () = interrupted => if ready.get() { Ok(()) } else { Err(Interrupted.into()) },
+            ended = self.serve(&ring, port, &folder, &mut children, ready_file.as_ref(), &head) => ended,
+            () = interrupted => match head.get() {
+                Some(rank0) => {
+                    eprintln!("ending the ring");
+                    // Answers need all stages: rank 0 sees them off first.
+                    children.end_one(rank0).await;
+                    Ok(())
+                }
+                None => Err(Interrupted.into()),
+            },
         };
         children.end().await;
         ended
     }
 
-    /// From the plan to the loss of a stage; what this future had started is left in `children`.
+    /// From the plan to the loss of a stage; what this future had started is left in `children`, and in `head` the
+    /// process of rank 0 once the ring is up.
     async fn serve(
         &self,
         ring: &Ring,
         port: TcpListener,
         folder: &Folder,
         children: &mut Children,
-        ready: &Cell<bool>,
+        ready_file: Option<&ReadyFile>,
+        head: &Cell<Option<u32>>,
     ) -> anyhow::Result<()> {
         let planned = self.ring.plan(ring).await?;
         if let Some(warning) = planned.memory_warning() {
@@ -112,6 +134,7 @@ impl Up {
             api,
             threads: self.threads,
             cache_type: ring.spec.cache_type,
+            cors: self.cors.clone(),
             chat_template: folder.write_chat_template(ring.spec.model.chat_template.as_deref())?,
         };
         // Rank 0 listens there itself.
@@ -125,8 +148,8 @@ impl Up {
         if !self.keep {
             folder.forget_other_windows(manifest)?;
         }
-        if let Some(file) = &self.ready_file {
-            up.write(file)?;
+        if let Some(file) = ready_file {
+            file.write(&up)?;
         }
         self.output.print(&up, RingUp::table)?;
         if self.output == Output::Table {
@@ -136,12 +159,16 @@ impl Up {
                 up.endpoint
             )?;
         }
-        ready.set(true);
-        children
-            .next_exit()
-            .await
-            .map_or(Ok(()), |exit| Err(StageLost::from(exit).into()))
+        head.set(pids.first().copied());
+        tokio::select! {
+            exit = children.next_exit() => exit.map_or(Ok(()), |exit| Err(StageLost::from(exit).into())),
+            never = ready::watch(&market, &status) => match never {},
+        }
     }
+}
+
+fn cors(text: &str) -> Result<String, String> {
+    text.parse::<kvasir_stage::api::Cors>().map(|_| text.to_owned())
 }
 
 /// Takes the API's port before anything is fetched.

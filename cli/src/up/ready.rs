@@ -1,6 +1,12 @@
 //! Waits until a ring serves, and tells what it came to: the table and the ready file.
 
-use std::{fs, net::SocketAddr, path::Path, time::Duration};
+use std::{
+    convert::Infallible,
+    fs, io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::Context;
 use kvasir_market::{BoardStatus, SlotStatus, StageState};
@@ -17,6 +23,8 @@ use crate::{
 
 /// Pause between two looks at the ring.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// The same once it is up.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 /// Waits until rank 0 says that a lap came home; what happens meanwhile is told on stderr. Doesn't give up: a large
 /// window takes long to load.
@@ -25,20 +33,16 @@ pub(super) async fn wait(market: &LocalMarket, api: SocketAddr) -> anyhow::Resul
     let http = http_client(&url, Duration::from_secs(5))?;
     let mut look = tokio::time::interval(LOOK_EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut told: Vec<String> = Vec::new();
+    let mut told = Told::default();
     loop {
         look.tick().await;
         let status = market.status().context("the market lost the ring")?;
-        let now: Vec<String> = status.slots.iter().map(say).collect();
-        for (rank, line) in now
+        told.tell(&status);
+        let states = status
+            .slots
             .iter()
-            .enumerate()
-            .filter(|(rank, line)| told.get(*rank) != Some(*line))
-        {
-            eprintln!("rank {rank}: {line}");
-        }
-        told = now;
-        if status.epoch.is_none() {
+            .map(|slot| slot.report.as_ref().map(|report| &report.state));
+        if status.epoch.is_none() || !all_ready(states) {
             continue;
         }
         let answer = http.get(url.clone()).send().await;
@@ -46,6 +50,44 @@ pub(super) async fn wait(market: &LocalMarket, api: SocketAddr) -> anyhow::Resul
             return Ok(status);
         }
     }
+}
+
+/// Tells on stderr what becomes of the stages of a ring that was up.
+pub(super) async fn watch(market: &LocalMarket, ready: &BoardStatus) -> Infallible {
+    let mut look = tokio::time::interval(WATCH_EVERY);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut told = Told::of(ready);
+    loop {
+        look.tick().await;
+        if let Some(status) = market.status() {
+            told.tell(&status);
+        }
+    }
+}
+
+/// What was said last of each rank.
+#[derive(Default)]
+struct Told(Vec<String>);
+
+impl Told {
+    fn of(status: &BoardStatus) -> Self {
+        Told(status.slots.iter().map(say).collect())
+    }
+
+    fn tell(&mut self, status: &BoardStatus) {
+        let now = Told::of(status);
+        for (rank, line) in now.0.iter().enumerate() {
+            if self.0.get(rank) != Some(line) {
+                eprintln!("rank {rank}: {line}");
+            }
+        }
+        *self = now;
+    }
+}
+
+/// Whether every stage has said what its window takes and what computes it: the ring may serve before the market knows.
+fn all_ready<'a>(mut states: impl Iterator<Item = Option<&'a StageState>>) -> bool {
+    states.all(|state| matches!(state, Some(StageState::Ready { .. })))
 }
 
 fn say(slot: &SlotStatus) -> String {
@@ -145,13 +187,91 @@ impl Up {
         }
         table
     }
+}
 
-    /// Writes the file that tells programs, whole or not at all.
-    pub(super) fn write(&self, path: &Path) -> anyhow::Result<()> {
+/// The file that tells programs that the ring is up; it is there as long as the ring is.
+#[derive(Debug)]
+pub(super) struct ReadyFile {
+    path: PathBuf,
+    /// what is written before it gets its name
+    temporary: PathBuf,
+}
+
+impl ReadyFile {
+    /// Takes away the file of an earlier run, which would say too much, and makes sure that one can be written.
+    pub(super) fn reserve(path: &Path) -> anyhow::Result<Self> {
         let mut temporary = path.as_os_str().to_owned();
         temporary.push(".new");
-        fs::write(&temporary, serde_json::to_vec_pretty(self)?)
-            .and_then(|()| fs::rename(&temporary, path))
-            .with_context(|| format!("can't write {}", path.display()))
+        let file = ReadyFile {
+            path: path.to_owned(),
+            temporary: temporary.into(),
+        };
+        let removed = match fs::remove_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        };
+        removed
+            .and_then(|()| fs::write(&file.temporary, ""))
+            .and_then(|()| fs::remove_file(&file.temporary))
+            .with_context(|| format!("can't write {}: choose another --ready-file", path.display()))?;
+        Ok(file)
+    }
+
+    /// Writes it, whole or not at all.
+    pub(super) fn write(&self, up: &Up) -> anyhow::Result<()> {
+        fs::write(&self.temporary, serde_json::to_vec_pretty(up)?)
+            .and_then(|()| fs::rename(&self.temporary, &self.path))
+            .with_context(|| format!("can't write {}", self.path.display()))
+    }
+}
+
+impl Drop for ReadyFile {
+    fn drop(&mut self) {
+        for path in [&self.temporary, &self.path] {
+            // It may not have been written yet.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_is_told_once_every_stage_has_reported() {
+        let ready = StageState::Ready {
+            fetched_bytes: 0,
+            resident_bytes: 7,
+            backend: "CPU".to_owned(),
+        };
+        assert!(all_ready([Some(&ready), Some(&ready)].into_iter()));
+        for late in [None, Some(&StageState::Loading), Some(&StageState::Leaving)] {
+            assert!(!all_ready([Some(&ready), late].into_iter()), "{late:?}");
+        }
+    }
+
+    #[test]
+    fn a_ready_file_is_there_from_its_writing_to_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ready.json");
+        fs::write(&path, "of an earlier run").unwrap();
+        let file = ReadyFile::reserve(&path).unwrap();
+        assert!(!path.exists());
+        let up = Up {
+            ring: "tea".to_owned(),
+            model: "m".to_owned(),
+            endpoint: "http://127.0.0.1:1".to_owned(),
+            pid: 1,
+            ranks: Vec::new(),
+        };
+        file.write(&up).unwrap();
+        assert!(fs::read_to_string(&path).unwrap().contains("http://127.0.0.1:1"));
+        drop(file);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        for unwritable in [folder.path().to_owned(), folder.path().join("no/such/ready.json")] {
+            let error = ReadyFile::reserve(&unwritable).unwrap_err().to_string();
+            assert!(error.contains("choose another --ready-file"), "{error}");
+        }
     }
 }
