@@ -73,13 +73,12 @@ impl Up {
         let process = Command::new(program("kvasir"))
             .arg("up")
             .arg(inside("ring.yaml"))
+            .env("KVASIR_READY_FILE", inside("ready.json"))
             // More threads than processors spin while they wait for each other: on a busy machine that costs a
             // hundredfold, and the tests measure promises, not speed.
             .env("KVASIR_THREADS", "1")
             .env("KVASIR_PORT", "0")
             .env("KVASIR_UP_DIR", inside("dir"))
-            .arg("--ready-file")
-            .arg(inside("ready.json"))
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(File::create(inside("stdout")).unwrap())
@@ -97,6 +96,11 @@ impl Up {
     /// The folder that it keeps windows, keys and logs in.
     pub fn dir(&self) -> PathBuf {
         self.folder.path().join("dir")
+    }
+
+    /// The file that it writes once it is ready.
+    pub fn ready_file(&self) -> PathBuf {
+        self.folder.path().join("ready.json")
     }
 
     /// What it has printed on stdout.
@@ -121,7 +125,7 @@ impl Up {
     }
 
     fn ready(&self) -> io::Result<Ready> {
-        let text = fs::read_to_string(self.folder.path().join("ready.json"))?;
+        let text = fs::read_to_string(self.ready_file())?;
         Ok(serde_json::from_str(&text).unwrap())
     }
 }
