@@ -319,6 +319,8 @@ impl Stage {
             state,
             lost_epoch: None,
             lost_reason: None,
+            lost_edge: None,
+            reach: kvasir_market::types::Reach::default(),
         }
     }
 }

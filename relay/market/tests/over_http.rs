@@ -95,6 +95,8 @@ impl World {
             },
             lost_epoch: None,
             lost_reason: None,
+            lost_edge: None,
+            reach: kvasir_market::types::Reach::default(),
         }
     }
 }

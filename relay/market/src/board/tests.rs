@@ -78,6 +78,8 @@ fn report_of(node: usize, rank: usize, instance: &str, state: StageState) -> Sta
         state,
         lost_epoch: None,
         lost_reason: None,
+        lost_edge: None,
+        reach: crate::types::Reach::default(),
     }
 }
 
