@@ -123,6 +123,9 @@ pub enum RuleError {
     /// the holder's keys don't belong together, or aren't the claim's
     #[error("the report's holder is not the node and process of the claim, or doesn't prove its Noise key")]
     BadHolder,
+    /// an address that nobody can dial
+    #[error("the report's address is not a host and port")]
+    BadAddress,
     /// a text in the report or request is longer than any honest one
     #[error("{what} is longer than {limit} bytes")]
     TooLong {
@@ -193,6 +196,7 @@ impl RuleError {
             RuleError::WrongWindow { .. } => "WrongWindow",
             RuleError::WrongModel { .. } => "WrongModel",
             RuleError::BadHolder => "BadHolder",
+            RuleError::BadAddress => "BadAddress",
             RuleError::TooLong { .. } => "TooLong",
             RuleError::Unsigned { .. } => "Unsigned",
             RuleError::NotProposed { .. } => "NotProposed",

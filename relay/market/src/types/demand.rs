@@ -73,6 +73,9 @@ pub struct Offer {
     pub template: RankManifest,
     /// every window in ring order
     pub windows: Vec<OfferedWindow>,
+    /// windows that the node may claim at a time after claims of its that came to nothing; none when it had none such
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u32>,
 }
 
 /// One window of the coverage and demand map.
