@@ -39,12 +39,15 @@ pub fn choose(offers: &[Offer], memory: u64) -> Option<Choice> {
 /// The best run among windows of one ring, which may be those that a refusal lists; `limit` is the most windows that the
 /// node may ask for. The choice's ring is empty.
 pub fn choose_run(windows: &[OfferedWindow], memory: u64, limit: Option<u32>) -> Option<Choice> {
-    let open: Vec<&OfferedWindow> = windows.iter().filter(|window| window.state == WindowState::Open).collect();
+    let open: Vec<&OfferedWindow> = windows
+        .iter()
+        .filter(|window| window.state == WindowState::Open)
+        .collect();
     let follows = |a: &&OfferedWindow, b: &&OfferedWindow| a.index.checked_add(1) == Some(b.index);
     let limit = limit.map_or(usize::MAX, |limit| limit as usize);
     let runs = open.chunk_by(follows).flat_map(|gap| {
         let runs = (0..gap.len()).filter_map(move |start| fitting(&gap[start..], memory, limit));
-        runs.map(|choice| (choice, gap.len()))
+        runs.map(move |choice| (choice, gap.len()))
     });
     let order = |(choice, gap): &(Choice, usize)| (choice.rate, Reverse(*gap), Reverse(choice.windows.start));
     runs.max_by_key(order).map(|(choice, _)| choice)
@@ -55,7 +58,10 @@ fn fitting(gap: &[&OfferedWindow], memory: u64, limit: usize) -> Option<Choice> 
     let first = gap.first()?.index;
     let mut choice = Choice {
         ring: String::new(),
-        windows: Run { start: first, end: first },
+        windows: Run {
+            start: first,
+            end: first,
+        },
         rate: 0,
         memory: 0,
         bytes: 0,

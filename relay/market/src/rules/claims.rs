@@ -1,8 +1,9 @@
 //! Claims: how a node gets a run of windows, keeps it, and gives it back.
 //!
-//! A claim is a lease. One that joins the node's own neighbouring windows, or a newer process's one on the very
+//! A claim is a lease. One that joins the process's own neighbouring windows, or a newer process's one on the very
 //! windows of an older process, replaces what it covers: at once where that isn't ready, else when it is ready itself,
-//! so that a window is served while its next holder still fetches. A replaced process is refused for good.
+//! so that a window is served while its next holder still fetches. A process that a newer one took over from gets no
+//! claim any more, and is refused for good once what it served is replaced.
 
 use kvasir_plan::Link;
 use kvasir_wire::trust::{PublicKey, verify_holder};
@@ -49,16 +50,12 @@ impl RingState {
             let count = self.count();
             return Err(RuleError::UnknownWindows { windows: asked, count });
         }
-        if self.fenced(node, instance) {
-            let instance = instance.to_owned();
-            return Err(RuleError::Fenced { instance });
-        }
         let own = |lease: &Lease| lease.node == node && lease.instance == instance;
-        let held = self.leases.iter().rev();
-        if let Some((id, lease)) = held.clone().find(|(_, l)| own(l) && l.windows.covers(asked)) {
+        let mut newest_first = self.leases.iter().rev();
+        if let Some((id, lease)) = newest_first.find(|(_, l)| own(l) && l.windows.covers(asked)) {
             return Ok(self.granted(*id, lease));
         }
-        if self.superseded(node, instance) {
+        if self.fenced(node, instance) {
             let instance = instance.to_owned();
             return Err(RuleError::Fenced { instance });
         }
@@ -80,14 +77,21 @@ impl RingState {
             frozen.unwrap_or_else(|| self.rate_now(now, window))
         };
         let rates = windows.windows().map(rate).collect();
-        for id in &replaced {
-            let Some(lease) = self.leases.get(id).filter(|lease| !lease.ready()) else {
+        let mut replaces = Vec::new();
+        for id in replaced {
+            let Some(lease) = self.leases.get(&id) else {
                 continue;
             };
-            let same_process = lease.instance == instance;
-            self.end(*id, if same_process { Ending::Extended } else { Ending::Fenced });
+            let (older, is_ready) = (lease.instance.clone(), lease.ready());
+            if older != instance {
+                self.fence(node, &older);
+            }
+            if is_ready {
+                replaces.push(id);
+            } else {
+                self.end(id, Ending::Replaced);
+            }
         }
-        let replaces = replaced.into_iter().filter(|id| self.leases.contains_key(id)).collect();
         self.generation += 1;
         let id = self.generation;
         let lease = Lease {
@@ -124,7 +128,9 @@ impl RingState {
     ) -> Result<u32, RuleError> {
         self.on_market()?;
         self.settle(now, relays);
-        if self.fenced(node, &report.holder.instance) {
+        let instance = &report.holder.instance;
+        let own = self.leases.get(&id).is_some_and(|lease| lease.instance == *instance);
+        if !own && self.fenced(node, instance) {
             let instance = report.holder.instance;
             return Err(RuleError::Fenced { instance });
         }
@@ -178,13 +184,6 @@ impl RingState {
         allowed_windows(failures)
     }
 
-    /// What waits for a window, if the node may have it now.
-    pub(super) fn open_to(&self, node: PublicKey, window: u32) -> bool {
-        let reserved = self.demand.reserved.get(&window);
-        reserved.is_none_or(|kept_for| *kept_for == node)
-            && !self.leases.values().any(|lease| lease.windows.holds(window))
-    }
-
     fn granted(&self, id: u64, lease: &Lease) -> Claim {
         Claim {
             id,
@@ -234,13 +233,13 @@ impl RingState {
     }
 
     /// The node's claims that a claim on `windows` would replace, newest first: its own process's, and those of older
-    /// processes that lie in it whole.
+    /// processes whose serving claims lie in it whole.
     fn replaced_by(&self, node: PublicKey, instance: &str, windows: Run) -> Vec<u64> {
         let own = self.leases.iter().rev().filter(|(_, lease)| lease.node == node);
         let own: Vec<(&u64, &Lease)> = own.filter(|(_, lease)| lease.windows.overlaps(windows)).collect();
         let whole = |of: &str| {
-            let mut leases = own.iter().filter(|(_, lease)| lease.instance == of);
-            leases.all(|(_, lease)| windows.covers(lease.windows))
+            let serving = own.iter().filter(|(_, lease)| lease.instance == of && lease.serves());
+            serving.clone().count() > 0 && serving.clone().all(|(_, lease)| windows.covers(lease.windows))
         };
         let replaced = own.iter().filter(|(_, l)| l.instance == instance || whole(&l.instance));
         replaced.map(|(id, _)| **id).collect()
@@ -283,7 +282,10 @@ impl RingState {
 
     fn within_quota(&self, by: &Claimant, fresh: u32, replaced: &[u64]) -> Result<(), RuleError> {
         let failures = self.nodes.get(&by.node).map_or(0, |standing| standing.failures);
-        let unready = self.leases.iter().filter(|(_, lease)| lease.node == by.node && !lease.ready());
+        let unready = self
+            .leases
+            .iter()
+            .filter(|(_, lease)| lease.node == by.node && !lease.ready());
         let (unready, wanted, allowed) = match allowed_windows(failures) {
             None => {
                 let claims = unready.filter(|(id, _)| !replaced.contains(id)).count() as u32;
@@ -321,16 +323,23 @@ impl RingState {
         }
         lease.report = Some(report);
         let became_ready = lease.ready() && !was_ready;
-        let replaced = if became_ready { std::mem::take(&mut lease.replaces) } else { Vec::new() };
+        let unloaded = was_ready && !lease.ready();
+        let mut replaced = if became_ready {
+            std::mem::take(&mut lease.replaces)
+        } else {
+            Vec::new()
+        };
         // One process, one heartbeat: what it serves while it fetches more is alive as well.
         for lease in self.leases.values_mut() {
             if lease.node == node && lease.instance == instance {
                 lease.renewed_at = now;
             }
+            if unloaded && lease.replaces.contains(&id) {
+                replaced.push(id);
+            }
         }
         for old in replaced {
-            let same_process = self.leases.get(&old).is_some_and(|lease| lease.instance == instance);
-            self.end(old, if same_process { Ending::Extended } else { Ending::Fenced });
+            self.end(old, Ending::Replaced);
         }
         if became_ready && let Some(standing) = self.nodes.get_mut(&node) {
             standing.failures = 0;
@@ -343,14 +352,21 @@ impl RingState {
             return;
         };
         let (ranks, claims) = (&published.manifest.ranks, &published.claims);
-        let Some(edge) = report.lost_edge.map(|edge| edge as usize).filter(|edge| *edge < claims.len()) else {
+        let Some(edge) = report
+            .lost_edge
+            .map(|edge| edge as usize)
+            .filter(|edge| *edge < claims.len())
+        else {
             return;
         };
         let next = (edge + 1) % claims.len();
         let pair = (claims[edge], claims[next]);
         let at_edge = pair.0 == id || pair.1 == id;
         let alive = self.leases.contains_key(&pair.0) && self.leases.contains_key(&pair.1);
-        let direct = ranks[next].holder.as_ref().is_some_and(|holder| matches!(holder.link, Link::Direct { .. }));
+        let direct = ranks[next]
+            .holder
+            .as_ref()
+            .is_some_and(|holder| matches!(holder.link, Link::Direct { .. }));
         if report.lost_epoch == Some(published.manifest.epoch)
             && (at_edge && alive && direct)
             && !self.unjoined.contains(&pair)
@@ -375,9 +391,15 @@ fn text(what: &'static str, text: &str, limit: usize) -> Result<(), RuleError> {
 
 /// The report without what no honest stage says: addresses that can't be dialled are refused, long texts are cut.
 fn bounded(mut report: StageReport) -> Result<StageReport, RuleError> {
-    text("the network's name", report.reach.network.as_deref().unwrap_or_default(), MAX_NETWORK)?;
+    text(
+        "the network's name",
+        report.reach.network.as_deref().unwrap_or_default(),
+        MAX_NETWORK,
+    )?;
     if let Some(address) = &report.reach.address {
-        let link = Link::Direct { address: address.clone() };
+        let link = Link::Direct {
+            address: address.clone(),
+        };
         if !link.is_sound() {
             return Err(RuleError::BadAddress);
         }

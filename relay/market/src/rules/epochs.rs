@@ -8,10 +8,7 @@ use kvasir_plan::{Holder, Rank, RankManifest};
 use kvasir_wire::trust::{PublicKey, SignedManifest};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Earner, EpochAccount, Millis, RingState, RuleError, links,
-    ring::Lease,
-};
+use super::{Earner, EpochAccount, Millis, RingState, RuleError, links, ring::Lease};
 use crate::types::{EdgeRole, Proposal, TicketRequest};
 
 /// A manifest that rank 0 has to sign, and the claims that its ranks are.
@@ -74,7 +71,11 @@ impl RingState {
         signed: SignedManifest,
     ) -> Result<Option<EpochAccount>, RuleError> {
         self.on_market()?;
-        if self.published.as_ref().is_some_and(|published| published.signed == signed) {
+        if self
+            .published
+            .as_ref()
+            .is_some_and(|published| published.signed == signed)
+        {
             return Ok(None);
         }
         let manifest = signed
@@ -101,7 +102,11 @@ impl RingState {
             trusted: self.demand.trusted_ends,
             earners: claims.iter().filter_map(earner).collect(),
         };
-        self.published = Some(Published { signed, manifest, claims });
+        self.published = Some(Published {
+            signed,
+            manifest,
+            claims,
+        });
         self.settle(now, relays);
         Ok(Some(account))
     }
@@ -113,7 +118,10 @@ impl RingState {
     pub fn ticket(&self, now: Millis, node: PublicKey, request: TicketRequest) -> Result<&str, RuleError> {
         self.on_market()?;
         let TicketRequest { epoch, edge, role } = request;
-        let published = self.published.as_ref().filter(|published| published.manifest.epoch == epoch);
+        let published = self
+            .published
+            .as_ref()
+            .filter(|published| published.manifest.epoch == epoch);
         let published = published.ok_or(RuleError::UnknownEpoch { epoch })?;
         let ranks = published.claims.len();
         let before = edge as usize;
@@ -142,10 +150,18 @@ impl RingState {
             Ok(assembly) if self.due(&assembly) => assembly,
             _ => return self.proposed.take().is_some(),
         };
-        if self.proposed.as_ref().is_some_and(|p| says(&p.claims, &p.proposal.manifest, &assembly, Some(relays))) {
+        if self
+            .proposed
+            .as_ref()
+            .is_some_and(|p| says(&p.claims, &p.proposal.manifest, &assembly, Some(relays)))
+        {
             return false;
         }
-        let rank0 = assembly.claims.first().and_then(|id| self.leases.get(id)).map(|lease| lease.node);
+        let rank0 = assembly
+            .claims
+            .first()
+            .and_then(|id| self.leases.get(id))
+            .map(|lease| lease.node);
         let delegation = rank0.and_then(|node| self.demand.delegations.iter().find(|d| d.delegate == node));
         let Some(delegation) = delegation.cloned() else {
             return self.proposed.take().is_some();
@@ -171,7 +187,11 @@ impl RingState {
             Err(waiting) => return Some(waiting),
         };
         let node = assembly.claims.first().and_then(|id| self.leases.get(id))?.node;
-        let delegated = self.demand.delegations.iter().any(|delegation| delegation.delegate == node);
+        let delegated = self
+            .demand
+            .delegations
+            .iter()
+            .any(|delegation| delegation.delegate == node);
         (self.due(&assembly) && !delegated).then_some(Waiting::Delegation { node })
     }
 
@@ -210,7 +230,11 @@ impl RingState {
         let (id, lease) = serving[rank];
         let reported = lease.report.as_ref().ok_or(Waiting::Cover)?;
         let pair = (before.0, id);
-        let direct = before.1.report.as_ref().and_then(|before| links::direct(&before.reach, &reported.reach));
+        let direct = before
+            .1
+            .report
+            .as_ref()
+            .and_then(|before| links::direct(&before.reach, &reported.reach));
         let link = match direct.filter(|_| !self.unjoined.contains(&pair)) {
             Some(link) => link,
             None => {
@@ -226,7 +250,9 @@ impl RingState {
         };
         Ok(Rank {
             layers: self.layers(lease.windows),
-            bytes: windows.iter().fold(0, |sum: u64, window| sum.saturating_add(window.bytes)),
+            bytes: windows
+                .iter()
+                .fold(0, |sum: u64, window| sum.saturating_add(window.bytes)),
             memory: self.memory(lease.windows),
             placement,
             holder: Some(Holder {
@@ -261,9 +287,8 @@ fn says(claims: &[u64], manifest: &RankManifest, assembly: &Assembly, relays: Op
             (Some(said), Some(_)) => relays.is_none_or(|relays| relays.iter().any(|relay| relay == said)),
             _ => said_by.link == now_by.link,
         };
-        let same_process = said_by.node == now_by.node
-            && said_by.instance == now_by.instance
-            && said_by.noise_key == now_by.noise_key;
+        let same_process =
+            said_by.node == now_by.node && said_by.instance == now_by.instance && said_by.noise_key == now_by.noise_key;
         said.layers == now.layers && same_process && same_link
     };
     claims == assembly.claims

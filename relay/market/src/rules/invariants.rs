@@ -5,7 +5,7 @@
 //! - **R2** A claim waits only for claims of its own node that are live, loaded and within its windows, and it isn't
 //!   loaded itself.
 //! - **R3** Generations only grow, none is given out twice, and a claim that is over stays over.
-//! - **R4** A process that was replaced holds no claim.
+//! - **R4** A process that a newer one took over from gets no claim any more.
 //! - **R5** A reserved window is held by nobody but its node.
 //! - **R6** What is proposed has the newest epoch, above the published one, covers every layer by live, loaded claims
 //!   that wait for nobody, one rank each, and is for a node to sign to whom the owner delegated and which holds rank 0.
@@ -39,21 +39,24 @@ fn holds(rule: &'static str, held: bool, detail: impl FnOnce() -> String) -> Hel
     Err(Broken { rule, detail: detail() })
 }
 
-/// R1 to R6 and R8, of one state.
+/// R1 to R3, R5, R6 and R8, of one state.
 pub(super) fn check(state: &RingState) -> Held {
     if state.withdrawn {
-        return holds("R3", state.leases.is_empty(), || "a ring off the market has claims".to_owned());
+        return holds("R3", state.leases.is_empty(), || {
+            "a ring off the market has claims".to_owned()
+        });
     }
     windows(state)?;
     waiting(state)?;
     generations(state)?;
-    processes(state)?;
     if let Some(proposed) = &state.proposed {
         proposal(state, proposed)?;
     }
     if let Some(published) = &state.published {
         let epoch = published.manifest.epoch;
-        holds("R9", epoch <= state.epoch, || format!("epoch {epoch} is published, {} given out", state.epoch))?;
+        holds("R9", epoch <= state.epoch, || {
+            format!("epoch {epoch} is published, {} given out", state.epoch)
+        })?;
     }
     Ok(())
 }
@@ -67,16 +70,21 @@ fn windows(state: &RingState) -> Held {
             format!("window {window} has {serving} claims, and {waiting} in line")
         })?;
         let reserved = state.demand.reserved.get(&window);
-        holds("R5", reserved.is_none_or(|node| holding.clone().all(|lease| lease.node == *node)), || {
-            format!("window {window} is held by another node than it is kept for")
-        })?;
+        holds(
+            "R5",
+            reserved.is_none_or(|node| holding.clone().all(|lease| lease.node == *node)),
+            || format!("window {window} is held by another node than it is kept for"),
+        )?;
         let uncovered = state.uncovered_since.get(window as usize).copied().flatten().is_some();
         holds("R8", uncovered != state.covered(window), || {
             format!("window {window} counts as uncovered: {uncovered}")
         })?;
     }
     let inside = |end: u32| end <= state.count();
-    let all_inside = state.leases.values().all(|lease| !lease.windows.is_empty() && inside(lease.windows.end));
+    let all_inside = state
+        .leases
+        .values()
+        .all(|lease| !lease.windows.is_empty() && inside(lease.windows.end));
     holds("R1", all_inside, || "a claim is on windows that aren't".to_owned())
 }
 
@@ -99,32 +107,43 @@ fn waiting(state: &RingState) -> Held {
 fn generations(state: &RingState) -> Held {
     let newest = state.leases.keys().next_back().copied().unwrap_or_default();
     let given = state.generation;
-    holds("R3", newest <= given, || format!("claim {newest} is above generation {given}"))?;
+    holds("R3", newest <= given, || {
+        format!("claim {newest} is above generation {given}")
+    })?;
     let risen = state.ended.iter().find(|(id, _)| state.leases.contains_key(id));
-    holds("R3", risen.is_none(), || format!("a claim that is over is live: {risen:?}"))
-}
-
-fn processes(state: &RingState) -> Held {
-    let fenced = |lease: &super::ring::Lease| state.fenced(lease.node, &lease.instance);
-    let held = state.leases.iter().find(|(_, lease)| fenced(lease));
-    holds("R4", held.is_none(), || format!("claim {:?} is a replaced process's", held.map(|(id, _)| id)))
+    holds("R3", risen.is_none(), || {
+        format!("a claim that is over is live: {risen:?}")
+    })
 }
 
 fn proposal(state: &RingState, proposed: &Proposed) -> Held {
     let Proposed { proposal, claims } = proposed;
     let manifest = &proposal.manifest;
     let published = state.published.as_ref().map_or(0, |published| published.manifest.epoch);
-    holds("R6", manifest.epoch == state.epoch && manifest.epoch > published, || {
-        format!("epoch {} is proposed, {published} published, {} given out", manifest.epoch, state.epoch)
-    })?;
+    holds(
+        "R6",
+        manifest.epoch == state.epoch && manifest.epoch > published,
+        || {
+            format!(
+                "epoch {} is proposed, {published} published, {} given out",
+                manifest.epoch, state.epoch
+            )
+        },
+    )?;
     let delegate = proposal.delegation.delegate;
     let rank0 = manifest.ranks.first().and_then(|rank| rank.holder.as_ref());
     let delegated = state.demand.delegations.contains(&proposal.delegation);
-    holds("R6", delegated && rank0.is_some_and(|holder| holder.node == delegate.to_string()), || {
-        format!("{delegate} would sign, rank 0 is {rank0:?}")
+    holds(
+        "R6",
+        delegated && rank0.is_some_and(|holder| holder.node == delegate.to_string()),
+        || format!("{delegate} would sign, rank 0 is {rank0:?}"),
+    )?;
+    holds("R6", manifest.validate().is_ok(), || {
+        format!("{:?}", manifest.validate())
     })?;
-    holds("R6", manifest.validate().is_ok(), || format!("{:?}", manifest.validate()))?;
-    holds("R6", claims.len() == manifest.ranks.len(), || format!("{} claims", claims.len()))?;
+    holds("R6", claims.len() == manifest.ranks.len(), || {
+        format!("{} claims", claims.len())
+    })?;
     let mut next = 0;
     for (id, rank) in claims.iter().zip(&manifest.ranks) {
         let sound = state.leases.get(id).is_some_and(|lease| {
@@ -134,9 +153,13 @@ fn proposal(state: &RingState, proposed: &Proposed) -> Held {
             let same = holder.is_some_and(|h| h.instance == lease.instance && h.node == lease.node.to_string());
             in_order && same && lease.ready() && lease.serves()
         });
-        holds("R6", sound, || format!("claim {id} is no live, loaded holder of layers {}", rank.layers))?;
+        holds("R6", sound, || {
+            format!("claim {id} is no live, loaded holder of layers {}", rank.layers)
+        })?;
     }
-    holds("R6", next == state.count(), || format!("windows from {next} on have no rank"))
+    holds("R6", next == state.count(), || {
+        format!("windows from {next} on have no rank")
+    })
 }
 
 /// R7, of one state: apart from the others, since checking signatures takes long.
@@ -145,21 +168,32 @@ pub(super) fn check_signed(state: &RingState) -> Held {
         return Ok(());
     };
     let verified: Result<_, TrustError> = signed.verify(&state.owner, state.ring(), 0);
-    holds("R7", verified.as_ref().is_ok_and(|verified| verified == manifest), || {
-        format!("{:?}", verified.err())
-    })
+    holds(
+        "R7",
+        verified.as_ref().is_ok_and(|verified| verified == manifest),
+        || format!("{:?}", verified.err()),
+    )
 }
 
-/// R3 and R9, of two states that follow one another.
+/// R3, R4 and R9, of two states that follow one another.
 pub(super) fn check_step(before: &RingState, after: &RingState) -> Held {
     let grown = before.epoch <= after.epoch && before.generation <= after.generation;
     holds("R3", grown, || "an epoch or a generation shrank".to_owned())?;
     let new = after.leases.keys().filter(|id| !before.leases.contains_key(id));
     let risen = new.clone().find(|id| **id <= before.generation);
     holds("R3", risen.is_none(), || format!("claim {risen:?} is back"))?;
+    let fenced = new.clone().find(|id| {
+        let lease = after.leases.get(id);
+        lease.is_some_and(|lease| before.fenced(lease.node, &lease.instance))
+    });
+    holds("R4", fenced.is_none(), || {
+        format!("claim {fenced:?} went to a replaced process")
+    })?;
     if let (Some(old), Some(new)) = (&before.proposed, &after.proposed) {
         let (old, new) = (&old.proposal.manifest, &new.proposal.manifest);
-        holds("R9", old.epoch < new.epoch || old == new, || format!("epoch {} is proposed twice", new.epoch))?;
+        holds("R9", old.epoch < new.epoch || old == new, || {
+            format!("epoch {} is proposed twice", new.epoch)
+        })?;
     }
     let Some(new) = &after.published else {
         return Ok(());
@@ -197,11 +231,19 @@ pub(super) fn check_credits(account: &EpochAccount, credits: &[Credit]) -> Held 
 pub(super) fn check_sum(account: &EpochAccount, credited: &std::collections::BTreeMap<u64, u64>) -> Held {
     for earner in &account.earners {
         let paid = credited.get(&earner.claim).copied().unwrap_or_default();
-        let earned = if account.trusted { worth(account.committed, earner.rate) } else { 0 };
+        let earned = if account.trusted {
+            worth(account.committed, earner.rate)
+        } else {
+            0
+        };
         holds("R10", paid == earned, || {
             format!("claim {} was paid {paid} for {earned}", earner.claim)
         })?;
     }
-    let stranger = credited.keys().find(|id| account.earners.iter().all(|earner| earner.claim != **id));
-    holds("R10", stranger.is_none(), || format!("claim {stranger:?} isn't of epoch {}", account.epoch))
+    let stranger = credited
+        .keys()
+        .find(|id| account.earners.iter().all(|earner| earner.claim != **id));
+    holds("R10", stranger.is_none(), || {
+        format!("claim {stranger:?} isn't of epoch {}", account.epoch)
+    })
 }

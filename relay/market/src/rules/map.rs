@@ -3,7 +3,7 @@
 use kvasir_plan::LayerRange;
 use kvasir_wire::trust::PublicKey;
 
-use super::{Millis, RingState, epochs::Waiting, ring::Lease, reward};
+use super::{Millis, RingState, epochs::Waiting, reward, ring::Lease};
 use crate::types::{ClaimStatus, Offer, OfferedWindow, RingStatus, WindowState};
 
 impl RingState {
@@ -29,7 +29,11 @@ impl RingState {
         };
         let uncovered = (0..self.count()).filter(|window| !covered(*window));
         let uncovered = joined(uncovered.map(|window| self.demand.template.ranks[window as usize].layers));
-        let mut claims: Vec<ClaimStatus> = self.leases.iter().map(|(id, lease)| self.claim_status(now, *id, lease)).collect();
+        let mut claims: Vec<ClaimStatus> = self
+            .leases
+            .iter()
+            .map(|(id, lease)| self.claim_status(now, *id, lease))
+            .collect();
         claims.sort_by_key(|claim| (claim.windows.start, claim.replaces.is_some(), claim.id));
         RingStatus {
             ring: self.ring().to_owned(),
@@ -111,7 +115,9 @@ fn say(waiting: &Waiting, uncovered: &[LayerRange]) -> String {
             format!("nobody serves layers {}", layers.join(", "))
         }
         Waiting::Relay { rank } => {
-            format!("rank {rank} can't be dialled by the rank before it, and no relay is there: start one with a public URL")
+            format!(
+                "rank {rank} can't be dialled by the rank before it, and no relay is there: start one with a public URL"
+            )
         }
         Waiting::Delegation { node } => format!("the owner has not delegated to node {node}, which holds rank 0"),
     }

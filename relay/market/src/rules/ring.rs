@@ -106,10 +106,8 @@ pub(super) enum Ending {
     Expired,
     /// it made no progress
     Stalled,
-    /// a newer process took it over
-    Fenced,
-    /// the same process has a larger one now
-    Extended,
+    /// a larger claim of the process or a newer process is in its place
+    Replaced,
     /// its node gave it back
     Left,
     /// the ring has other windows now
@@ -122,7 +120,7 @@ pub(super) enum Ending {
 pub(super) struct Standing {
     /// claims that came to nothing since one was ready
     pub(super) failures: u32,
-    /// processes that were replaced, oldest first
+    /// processes that newer ones took over from, oldest first: they keep what is waited for, and get nothing more
     pub(super) replaced: VecDeque<String>,
 }
 
@@ -201,7 +199,13 @@ impl RingState {
     ///
     /// # Errors
     /// [`RuleError::ForeignOwner`], [`RuleError::BadDemand`] or [`RuleError::BadDelegation`]; nothing is changed then.
-    pub fn demand(&mut self, now: Millis, relays: &[String], owner: PublicKey, demand: Demand) -> Result<(), RuleError> {
+    pub fn demand(
+        &mut self,
+        now: Millis,
+        relays: &[String],
+        owner: PublicKey,
+        demand: Demand,
+    ) -> Result<(), RuleError> {
         self.owned_by(owner)?;
         if demand.template.ring != self.ring() {
             return Err(RuleError::BadDemand {
@@ -389,19 +393,20 @@ impl RingState {
         standing.is_some_and(|standing| standing.replaced.iter().any(|replaced| replaced == instance))
     }
 
-    /// Whether a newer process of the node waits to take over from this one.
-    pub(super) fn superseded(&self, node: PublicKey, instance: &str) -> bool {
-        let older = |id: &u64| self.leases.get(id).is_some_and(|lease| lease.instance == instance);
-        let mut newer = self.leases.values().filter(|lease| lease.node == node && lease.instance != instance);
-        newer.any(|lease| lease.replaces.iter().any(older))
+    /// From now on the process gets no claim any more.
+    pub(super) fn fence(&mut self, node: PublicKey, instance: &str) {
+        if self.fenced(node, instance) {
+            return;
+        }
+        let replaced = &mut self.standing(node).replaced;
+        if replaced.len() == REPLACED_KEPT {
+            replaced.pop_front();
+        }
+        replaced.push_back(instance.to_owned());
     }
 
-    /// Ends a claim. What waited for it to go takes its place, and a newer process that did fences it.
+    /// Ends a claim. What waited for it to go takes its place.
     pub(super) fn end(&mut self, id: u64, ending: Ending) {
-        let Some(lease) = self.leases.get(&id) else {
-            return;
-        };
-        let fenced = ending == Ending::Fenced || self.superseded(lease.node, &lease.instance);
         let Some(lease) = self.leases.remove(&id) else {
             return;
         };
@@ -416,18 +421,11 @@ impl RingState {
         let failed = match ending {
             Ending::Expired | Ending::Stalled => true,
             Ending::Left => !lease.ready(),
-            Ending::Fenced | Ending::Extended | Ending::Withdrawn => false,
+            Ending::Replaced | Ending::Withdrawn => false,
         };
         if failed {
             let standing = self.standing(lease.node);
             standing.failures = standing.failures.saturating_add(1);
-        }
-        if fenced && !self.fenced(lease.node, &lease.instance) {
-            let replaced = &mut self.standing(lease.node).replaced;
-            if replaced.len() == REPLACED_KEPT {
-                replaced.pop_front();
-            }
-            replaced.push_back(lease.instance);
         }
     }
 
@@ -465,7 +463,9 @@ impl RingState {
         let same_model = same_dimensions(old, new);
         let place = |layers: LayerRange| new.ranks.iter().position(|rank| rank.layers == layers);
         let moved = |lease: &Lease| {
-            let windows = old.ranks.get(lease.windows.start as usize..lease.windows.end as usize)?;
+            let windows = old
+                .ranks
+                .get(lease.windows.start as usize..lease.windows.end as usize)?;
             let places: Option<Vec<usize>> = windows.iter().map(|rank| place(rank.layers)).collect();
             let (first, last) = (*places.as_ref()?.first()? as u32, *places.as_ref()?.last()? as u32);
             same_model.then_some(Run {
@@ -523,8 +523,12 @@ fn checked(owner: &PublicKey, mut demand: Demand) -> Result<Demand, RuleError> {
             }
         }
     }
-    if matches!(demand.source, Source::File { .. }) && demand.reserved.len() <= last as usize {
-        return bad("open windows need a source that outsiders can read, not a file".to_owned());
+    let ours = matches!(
+        demand.source,
+        Source::File { .. } | Source::PersistentVolumeClaim { .. }
+    );
+    if ours && demand.reserved.len() <= last as usize {
+        return bad("open windows need a source that outsiders can read: http or Hugging Face".to_owned());
     }
     if let Some(lease) = demand.lease_s
         && !LEASES_S.contains(&lease)

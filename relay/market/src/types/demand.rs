@@ -26,6 +26,14 @@ pub enum Source {
         /// http or https
         url: String,
     },
+    /// a volume of the owner's cluster: no open window can be fetched from it
+    #[serde(rename_all = "camelCase")]
+    PersistentVolumeClaim {
+        /// name of the claim
+        claim_name: String,
+        /// path in the volume
+        path: String,
+    },
     /// a path that the ring's own stages have: no open window can be fetched from it
     File {
         /// path on the stages' machines

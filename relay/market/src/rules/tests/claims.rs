@@ -82,7 +82,10 @@ fn what_is_served_is_served_on_while_the_larger_window_is_fetched() {
         market.wait(10_000);
         for number in [0, 1] {
             let (id, window) = if number == 0 { (1, 0) } else { (4, 3) };
-            let run = Run { start: window, end: window + 1 };
+            let run = Run {
+                start: window,
+                end: window + 1,
+            };
             let report = market.report_of(number, "first", run, ready());
             market.send(number, id, report).unwrap();
         }
@@ -96,7 +99,10 @@ fn what_is_served_is_served_on_while_the_larger_window_is_fetched() {
     assert_eq!(reason(market.report(2, &held, ready())), "Expired");
     let manifest = market.publish();
     let layers: Vec<_> = manifest.ranks.iter().map(|rank| rank.layers).collect();
-    assert_eq!(layers, [(0, 2), (2, 6), (6, 8)].map(|(start, end)| LayerRange { start, end }));
+    assert_eq!(
+        layers,
+        [(0, 2), (2, 6), (6, 8)].map(|(start, end)| LayerRange { start, end })
+    );
     assert_eq!(manifest.ranks[1].bytes, 2 * GB);
 }
 
@@ -133,7 +139,11 @@ fn a_replacement_that_still_fetches_leaves_the_window_to_the_process_that_serves
     market.report(2, &old, ready()).unwrap();
     assert_eq!(market.ring.proposal(0), None);
     assert!(market.status().ready);
-    assert_eq!(reason(market.claim(2, 1, 3)), "Fenced", "the older process gets nothing more");
+    assert_eq!(
+        reason(market.claim(2, 1, 3)),
+        "Fenced",
+        "the older process gets nothing more"
+    );
     market.report_as(2, "second", &new, ready()).unwrap();
     assert_eq!(market.ring.proposal(0).unwrap().manifest.epoch, 2);
 }
@@ -158,7 +168,11 @@ fn a_process_that_sleeps_while_its_replacement_fetches_is_refused_when_it_wakes(
     market.wait(10_000);
     assert_eq!(market.serving_claim(1), Some(new.id), "the older one's lease is over");
     assert_eq!(reason(market.report(2, &old, ready())), "Fenced");
-    assert_eq!(reason(market.claim(2, 1, 2)), "Fenced", "a copied key doesn't take turns");
+    assert_eq!(
+        reason(market.claim(2, 1, 2)),
+        "Fenced",
+        "a copied key doesn't take turns"
+    );
 }
 
 #[test]
@@ -168,7 +182,11 @@ fn a_live_claim_is_kept_from_other_nodes_and_a_silent_one_is_not() {
     let report = market.report_of(4, "first", old.windows, ready());
     assert_eq!(reason(market.send(4, old.id, report)), "ForeignClaim");
     market.wait(LEASE);
-    assert_eq!(reason(market.claim(4, 1, 2)), "Taken", "a lease ends after its last millisecond");
+    assert_eq!(
+        reason(market.claim(4, 1, 2)),
+        "Taken",
+        "a lease ends after its last millisecond"
+    );
     market.wait(1);
     market.claim(4, 1, 2).unwrap();
     assert_eq!(reason(market.report(2, &old, ready())), "Expired");
@@ -184,7 +202,10 @@ fn a_stage_that_leaves_gives_its_window_to_others_at_once() {
     market.claim(5, 2, 3).unwrap();
     assert_eq!(reason(market.leave(3, &other)), "Expired");
     assert_eq!(reason(market.leave(3, &Claim { id: 99, ..other })), "UnknownClaim");
-    assert!(market.ring.nodes.values().all(|standing| standing.failures == 0), "who served has not failed");
+    assert!(
+        market.ring.nodes.values().all(|standing| standing.failures == 0),
+        "who served has not failed"
+    );
 }
 
 #[test]
@@ -194,7 +215,10 @@ fn a_window_of_another_claim_or_model_and_a_swapped_key_are_refused() {
     let good = market.report_of(2, "first", claim.windows, ready());
     let next = market.report_of(2, "first", Run { start: 2, end: 3 }, ready());
     let wrong = market.send(2, claim.id, next).unwrap_err();
-    assert_eq!(wrong.to_string(), "the claim is layers 2..4, not 4..6: fetch that window");
+    assert_eq!(
+        wrong.to_string(),
+        "the claim is layers 2..4, not 4..6: fetch that window"
+    );
     let refuse = |market: &mut Market, change: &dyn Fn(&mut StageReport)| {
         let mut report = good.clone();
         change(&mut report);
@@ -202,11 +226,23 @@ fn a_window_of_another_claim_or_model_and_a_swapped_key_are_refused() {
     };
     let other = market.report_of(3, "first", claim.windows, ready()).holder;
     assert_eq!(refuse(&mut market, &|r| r.identity = "2".repeat(64)), "WrongModel");
-    assert_eq!(refuse(&mut market, &|r| r.holder.noise_key = other.noise_key.clone()), "BadHolder");
+    assert_eq!(
+        refuse(&mut market, &|r| r.holder.noise_key = other.noise_key.clone()),
+        "BadHolder"
+    );
     assert_eq!(refuse(&mut market, &|r| r.holder = other.clone()), "BadHolder");
-    assert_eq!(refuse(&mut market, &|r| r.holder.instance = "another".to_owned()), "BadHolder");
-    assert_eq!(refuse(&mut market, &|r| r.reach.address = Some("no address".to_owned())), "BadAddress");
-    assert_eq!(refuse(&mut market, &|r| r.reach.network = Some("n".repeat(300))), "TooLong");
+    assert_eq!(
+        refuse(&mut market, &|r| r.holder.instance = "another".to_owned()),
+        "BadHolder"
+    );
+    assert_eq!(
+        refuse(&mut market, &|r| r.reach.address = Some("no address".to_owned())),
+        "BadAddress"
+    );
+    assert_eq!(
+        refuse(&mut market, &|r| r.reach.network = Some("n".repeat(300))),
+        "TooLong"
+    );
     assert!(market.status().claims[0].report.is_none());
     let mut wordy = good.clone();
     wordy.lost_reason = Some("ä".repeat(10_000));
@@ -248,8 +284,15 @@ fn loading_has_its_own_patience_and_an_end() {
 fn a_node_that_takes_windows_and_finishes_none_gets_one_at_a_time() {
     // F3 (i)
     let mut market = Market::new(demand(20));
-    let claims: Vec<Claim> = [1, 3, 5, 7].map(|window| market.claim(2, window, window + 1).unwrap()).into();
-    let Err(RuleError::Quota { unready, failures, allowed }) = market.claim(2, 9, 10) else {
+    let claims: Vec<Claim> = [1, 3, 5, 7]
+        .map(|window| market.claim(2, window, window + 1).unwrap())
+        .into();
+    let Err(RuleError::Quota {
+        unready,
+        failures,
+        allowed,
+    }) = market.claim(2, 9, 10)
+    else {
         panic!("a fifth claim was granted");
     };
     assert_eq!((unready, failures, allowed), (4, 0, 4));
@@ -294,7 +337,11 @@ fn claims_in_other_rings_count_and_windows_kept_for_a_node_do_not() {
     };
     assert_eq!(reason(claim(&mut market, 2, 1, 2)), "Quota");
     claim(&mut market, 0, 0, 1).unwrap();
-    assert_eq!(reason(claim(&mut market, 0, 1, 2)), "Quota", "the open one next to it does");
+    assert_eq!(
+        reason(claim(&mut market, 0, 1, 2)),
+        "Quota",
+        "the open one next to it does"
+    );
 }
 
 #[test]
@@ -320,7 +367,11 @@ fn a_late_writer_is_refused_by_its_generation() {
     assert_eq!(manifest.epoch, 2);
     let holder = manifest.ranks[1].holder.as_ref().unwrap();
     assert_eq!(holder.node, node(4).to_string());
-    assert_eq!(reason(market.offer_manifest(first)), "NotProposed", "the old epoch is over for good");
+    assert_eq!(
+        reason(market.offer_manifest(first)),
+        "NotProposed",
+        "the old epoch is over for good"
+    );
     let ticket = |market: &Market, number: usize, epoch| {
         let request = TicketRequest {
             epoch,
@@ -329,7 +380,11 @@ fn a_late_writer_is_refused_by_its_generation() {
         };
         market.ring.ticket(market.now, node(number), request).map(str::to_owned)
     };
-    assert_eq!(reason(ticket(&market, 2, 1)), "UnknownEpoch", "no link of the old epoch");
+    assert_eq!(
+        reason(ticket(&market, 2, 1)),
+        "UnknownEpoch",
+        "no link of the old epoch"
+    );
     assert_eq!(reason(ticket(&market, 2, 2)), "NotAtEdge", "and none of the new one");
     assert_eq!(ticket(&market, 4, 2).unwrap(), "https://relay.example");
 
@@ -337,7 +392,9 @@ fn a_late_writer_is_refused_by_its_generation() {
     alive(&mut market);
     market.wait(5_001);
     assert_eq!(market.status().uncovered, [LayerRange { start: 2, end: 4 }]);
-    market.claim(5, 1, 2).expect("B crashed: its window is on the market again, without a restart");
+    market
+        .claim(5, 1, 2)
+        .expect("B crashed: its window is on the market again, without a restart");
 }
 
 #[test]
@@ -355,7 +412,12 @@ fn a_laptop_that_slept_for_40_minutes_has_lost_its_claim_and_may_claim_again() {
     let again = market.claim(2, 1, 2).unwrap();
     market.report(2, &again, ready()).unwrap();
     assert_eq!(market.publish().epoch, 2);
-    assert!(again.rate > asleep.rate, "40 minutes uncovered: {} µcredit, not {}", again.rate, asleep.rate);
+    assert!(
+        again.rate > asleep.rate,
+        "40 minutes uncovered: {} µcredit, not {}",
+        again.rate,
+        asleep.rate
+    );
 }
 
 #[test]

@@ -14,7 +14,11 @@ fn the_same_positions_are_credited_once_however_often_and_late_they_are_reported
     assert_eq!(credits.len(), 4, "every rank carried every token");
     assert_eq!(credits[1].amount, 3_000_003);
     assert_eq!(market.positions(0, 1, 3_000_000).unwrap(), [], "sent twice");
-    assert_eq!(market.positions(0, 1, 1_000_000).unwrap(), [], "an older one that comes late");
+    assert_eq!(
+        market.positions(0, 1, 1_000_000).unwrap(),
+        [],
+        "an older one that comes late"
+    );
     assert_eq!(market.accounts[&1].committed, 3_000_000, "the answer is the same");
     market.wait(LEASE + 1);
     assert_eq!(market.ring.leases.len(), 0);
@@ -25,7 +29,11 @@ fn the_same_positions_are_credited_once_however_often_and_late_they_are_reported
     market.accounts.insert(1, account);
     market.ring.restart(0);
     market.now = 0;
-    assert_eq!(market.positions(0, 1, 3_000_000).unwrap(), [], "after a restart, or at a second relay");
+    assert_eq!(
+        market.positions(0, 1, 3_000_000).unwrap(),
+        [],
+        "after a restart, or at a second relay"
+    );
     assert_eq!(market.earned(2), 3_000_003);
 }
 
@@ -52,8 +60,15 @@ fn only_rank_0_of_the_epoch_reports_it() {
     assert_eq!(reason(market.positions(0, 2, 5)), "UnknownEpoch");
     assert_eq!(reason(market.positions(0, 1, u64::MAX)), "BadCounter");
     let mut account = market.accounts[&1].clone();
-    let other = Positions { epoch: 2, committed: 5, queued: 0 };
-    assert_eq!(reason(market.ring.positions(0, node(0), &mut account, other)), "UnknownEpoch");
+    let other = Positions {
+        epoch: 2,
+        committed: 5,
+        queued: 0,
+    };
+    assert_eq!(
+        reason(market.ring.positions(0, node(0), &mut account, other)),
+        "UnknownEpoch"
+    );
     assert_eq!(account, market.accounts[&1]);
 }
 

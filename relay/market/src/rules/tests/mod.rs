@@ -9,8 +9,8 @@ mod reward;
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
-use kvasir_plan::{BoundaryType, LayerRange, ModelRef, Rank, RankManifest};
 use kvasir_plan::Link;
+use kvasir_plan::{BoundaryType, LayerRange, ModelRef, Rank, RankManifest};
 use kvasir_wire::trust::{NodeKeys, OwnerKey, PublicKey, SignedManifest};
 
 use super::{invariants, *};
@@ -80,7 +80,11 @@ fn demand(windows: u32) -> Demand {
         source: Source::Http {
             url: "https://models.example/tea.gguf".to_owned(),
         },
-        delegations: KEYS.nodes.iter().map(|keys| KEYS.owner.delegate("tea", keys.public())).collect(),
+        delegations: KEYS
+            .nodes
+            .iter()
+            .map(|keys| KEYS.owner.delegate("tea", keys.public()))
+            .collect(),
         reserved: BTreeMap::from([(0, node(0)), (windows - 1, node(1))]),
         trusted_ends: true,
         queued: None,
@@ -233,7 +237,11 @@ impl Market {
     }
 
     fn positions(&mut self, number: usize, epoch: u64, committed: u64) -> Result<Vec<Credit>, RuleError> {
-        let mut account = self.accounts.get(&epoch).cloned().ok_or(RuleError::UnknownEpoch { epoch })?;
+        let mut account = self
+            .accounts
+            .get(&epoch)
+            .cloned()
+            .ok_or(RuleError::UnknownEpoch { epoch })?;
         let report = Positions {
             epoch,
             committed,
@@ -261,7 +269,9 @@ impl Market {
         let of = |account: &EpochAccount| {
             let credited = self.credited.get(&account.epoch);
             let earners = account.earners.iter().filter(|earner| earner.node == node(number));
-            earners.map(|earner| credited.and_then(|c| c.get(&earner.claim)).copied().unwrap_or_default()).sum::<u64>()
+            earners
+                .map(|earner| credited.and_then(|c| c.get(&earner.claim)).copied().unwrap_or_default())
+                .sum::<u64>()
         };
         self.accounts.values().map(of).sum()
     }

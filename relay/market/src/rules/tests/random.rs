@@ -6,16 +6,44 @@ use super::*;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Claim { node: usize, instance: u8, start: u32, length: u32 },
-    Report { nth: usize, state: StageState, lost: bool, edge: Option<u32>, direct: bool },
-    ReportOver { node: usize, instance: u8, id: u64 },
-    Leave { nth: usize },
+    Claim {
+        node: usize,
+        instance: u8,
+        start: u32,
+        length: u32,
+    },
+    Report {
+        nth: usize,
+        state: StageState,
+        lost: bool,
+        edge: Option<u32>,
+        direct: bool,
+    },
+    ReportOver {
+        node: usize,
+        instance: u8,
+        id: u64,
+    },
+    Leave {
+        nth: usize,
+    },
     Publish,
-    PublishEarlier { back: usize },
-    Positions { back: u64, committed: u64 },
-    Wait { millis: u64 },
-    Relays { count: usize },
-    Demand { change: u8 },
+    PublishEarlier {
+        back: usize,
+    },
+    Positions {
+        back: u64,
+        committed: u64,
+    },
+    Wait {
+        millis: u64,
+    },
+    Relays {
+        count: usize,
+    },
+    Demand {
+        change: u8,
+    },
     Restart,
 }
 
@@ -26,7 +54,13 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..1000_u64).prop_map(fetching),
         1 => Just(StageState::Leaving),
     ];
-    let report = (0..8_usize, state, proptest::bool::weighted(0.1), proptest::option::of(0..5_u32), any::<bool>());
+    let report = (
+        0..8_usize,
+        state,
+        proptest::bool::weighted(0.1),
+        proptest::option::of(0..5_u32),
+        any::<bool>(),
+    );
     prop_oneof![
         10 => (0..6_usize, 0..3_u8, 0..5_u32, 1..4_u32).prop_map(|(node, instance, start, length)| {
             Step::Claim { node, instance, start, length }
@@ -54,7 +88,9 @@ fn demand_after(change: u8) -> Demand {
             demand.template.ranks.remove(2);
             demand.reserved = BTreeMap::from([(0, node(0)), (3, node(1))]);
         }
-        2 => drop(demand.reserved.insert(2, node(3))),
+        2 => {
+            demand.reserved.insert(2, node(3));
+        }
         3 => demand.queued = Some(7),
         _ => {}
     }
@@ -69,18 +105,34 @@ fn apply(market: &mut Market, signed: &mut Vec<SignedManifest>, step: Step) {
     };
     let number_of = |key: PublicKey| (0..NODES).find(|number| node(*number) == key).unwrap();
     match step {
-        Step::Claim { node, instance, start, length } => {
+        Step::Claim {
+            node,
+            instance,
+            start,
+            length,
+        } => {
             let _ = market.claim_as(node, &format!("{node}-{instance}"), start, start + length);
         }
-        Step::Report { nth, state, lost, edge, direct } => {
-            let Some((id, lease)) = nth_lease(market, nth) else { return };
+        Step::Report {
+            nth,
+            state,
+            lost,
+            edge,
+            direct,
+        } => {
+            let Some((id, lease)) = nth_lease(market, nth) else {
+                return;
+            };
             let number = number_of(lease.node);
             let mut report = market.report_of(number, &lease.instance, lease.windows, state);
             report.lost_epoch = market.status().epoch.filter(|_| lost);
             report.lost_edge = edge;
             if direct {
                 let [network, address] = ["rack".to_owned(), format!("10.0.0.{number}:4000")];
-                report.reach = Reach { network: Some(network), address: Some(address) };
+                report.reach = Reach {
+                    network: Some(network),
+                    address: Some(address),
+                };
             }
             let _ = market.send(number, id, report);
         }
@@ -122,7 +174,9 @@ fn apply(market: &mut Market, signed: &mut Vec<SignedManifest>, step: Step) {
         Step::Demand { change } => {
             let demand = demand_after(change);
             let owner = KEYS.owner.public();
-            market.step(|ring, now, relays| ring.demand(now, relays, owner, demand)).unwrap();
+            market
+                .step(|ring, now, relays| ring.demand(now, relays, owner, demand))
+                .unwrap();
         }
         Step::Restart => {
             let json = serde_json::to_vec(&market.ring).unwrap();

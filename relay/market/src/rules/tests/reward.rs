@@ -60,11 +60,18 @@ fn rounds_to_cover(seed: u64, demand: Demand, sizes: &[u64]) -> u32 {
                 windows: choice.windows,
                 instance: "first".to_owned(),
             };
-            let claim = market.step(|ring, now, relays| ring.claim(now, relays, &by, &request)).unwrap();
+            let claim = market
+                .step(|ring, now, relays| ring.claim(now, relays, &by, &request))
+                .unwrap();
             assert_eq!(claim.rate, choice.rate, "the price it was offered");
             false
         });
-        if market.offer(0).windows.iter().all(|window| window.state == WindowState::Claimed) {
+        if market
+            .offer(0)
+            .windows
+            .iter()
+            .all(|window| window.state == WindowState::Claimed)
+        {
             let claims: Vec<ClaimStatus> = market.status().claims;
             for claim in &claims {
                 let number = (0..NODES).find(|number| node(*number) == claim.node).unwrap();
@@ -87,7 +94,10 @@ fn rational_nodes_of_mixed_size_cover_an_empty_ring_of_48_layers_in_3_rounds() {
     for seed in 0..200 {
         for uneven in [false, true] {
             // from a phone that holds one layer to a workstation that holds eight: 20 nodes, 70 GB for 48 or 64
-            let mut sizes: Vec<u64> = [2, 2, 2, 3, 3, 3, 4, 4, 5, 8].iter().flat_map(|gb| [gb * GB, gb * GB]).collect();
+            let mut sizes: Vec<u64> = [2, 2, 2, 3, 3, 3, 4, 4, 5, 8]
+                .iter()
+                .flat_map(|gb| [gb * GB, gb * GB])
+                .collect();
             Dice(seed ^ 0xABCD).shuffle(&mut sizes);
             let rounds = rounds_to_cover(seed, ring_of_layers(48, uneven), &sizes);
             assert!(rounds <= 3, "seed {seed}, uneven {uneven}: {rounds} rounds");
@@ -128,9 +138,17 @@ fn nodes_that_all_poll_the_same_map_cover_the_ring_by_what_refusals_list() {
                 };
             }
         }
-        let open = market.offer(0).windows.iter().filter(|window| window.state == WindowState::Open).count();
+        let open = market
+            .offer(0)
+            .windows
+            .iter()
+            .filter(|window| window.state == WindowState::Open)
+            .count();
         assert_eq!(open, 0, "seed {seed}");
-        assert!(refused <= 20, "seed {seed}: each loses at most once, {refused} refusals");
+        assert!(
+            refused <= 20,
+            "seed {seed}: each loses at most once, {refused} refusals"
+        );
     }
 }
 
@@ -174,8 +192,14 @@ fn queued_demand_raises_the_price_until_it_is_old() {
     let plain = market.offer(2).windows[1].rate;
     let report = |market: &mut Market, queued| {
         let mut account = market.accounts[&1].clone();
-        let positions = Positions { epoch: 1, committed: 0, queued };
-        market.step(|ring, now, _| ring.positions(now, node(0), &mut account, positions)).unwrap();
+        let positions = Positions {
+            epoch: 1,
+            committed: 0,
+            queued,
+        };
+        market
+            .step(|ring, now, _| ring.positions(now, node(0), &mut account, positions))
+            .unwrap();
     };
     report(&mut market, 10);
     assert_eq!(market.offer(2).windows[1].rate, plain * 3 / 2);
@@ -191,7 +215,10 @@ fn queued_demand_raises_the_price_until_it_is_old() {
         queued: Some(20),
         ..demand(3)
     };
-    assert_eq!(Market::new(said).offer(2).windows[1].rate, 2 * Market::new(demand(3)).offer(2).windows[1].rate);
+    assert_eq!(
+        Market::new(said).offer(2).windows[1].rate,
+        2 * Market::new(demand(3)).offer(2).windows[1].rate
+    );
 }
 
 #[test]
@@ -231,7 +258,11 @@ fn a_node_chooses_what_pays_most_and_fits() {
         window(6, 1, 99, WindowState::Ready),
         open(7, 1, 10),
     ];
-    assert_eq!(run(&gaps, 1, None), Some((4, 5, 10)), "the smallest gap first, and there the first");
+    assert_eq!(
+        run(&gaps, 1, None),
+        Some((4, 5, 10)),
+        "the smallest gap first, and there the first"
+    );
     assert_eq!(run(&gaps, 2, None), Some((0, 2, 20)));
 }
 
@@ -243,7 +274,10 @@ fn a_node_chooses_the_ring_that_pays_most() {
     dear.queued = Some(100);
     let offers = [Market::new(open_demand(3)).offer(2), Market::new(dear).offer(2)];
     let choice = choose(&offers, 2 * GB).unwrap();
-    assert_eq!((choice.ring.as_str(), choice.windows), ("dear", Run { start: 0, end: 2 }));
+    assert_eq!(
+        (choice.ring.as_str(), choice.windows),
+        ("dear", Run { start: 0, end: 2 })
+    );
     assert_eq!((choice.memory, choice.bytes), (2 * GB, 2 * GB));
     assert_eq!(choose(&[], GB), None);
     assert_eq!(choose(&offers, GB - 1), None);
