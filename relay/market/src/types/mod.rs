@@ -92,41 +92,6 @@ pub struct Proposal {
     pub delegation: Delegation,
 }
 
-/// One ring as the market sees it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct BoardStatus {
-    /// the ring's name
-    pub ring: String,
-    /// epoch of the published manifest, if there is one
-    pub epoch: Option<u64>,
-    /// epoch that rank 0 has yet to sign, if one is proposed
-    pub proposed: Option<u64>,
-    /// every window, in ring order
-    pub slots: Vec<SlotStatus>,
-}
-
-/// One window as the market sees it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct SlotStatus {
-    /// rank of the window
-    pub rank: u32,
-    /// its layers
-    pub layers: LayerRange,
-    /// latest report of the stage that holds it, none until one has reported
-    pub report: Option<StageReport>,
-    /// the report is too old to count
-    pub stale: bool,
-}
-
-impl SlotStatus {
-    /// Ready, and heard of lately.
-    pub fn ready(&self) -> bool {
-        !self.stale && matches!(&self.report, Some(report) if matches!(report.state, StageState::Ready { .. }))
-    }
-}
-
 /// Body of every refusal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
