@@ -3,7 +3,7 @@
 use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::Context;
-use kvasir_market::{BoardStatus, SlotStatus, StageState};
+use kvasir_market::types::{ClaimStatus, RingStatus, StageState};
 use kvasir_plan::{LayerRange, RankManifest};
 use reqwest::Url;
 use serde::Serialize;
@@ -20,7 +20,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Waits until rank 0 says that a lap came home; what happens meanwhile is told on stderr. Doesn't give up: a large
 /// window takes long to load.
-pub(super) async fn wait(market: &LocalMarket, api: SocketAddr) -> anyhow::Result<BoardStatus> {
+pub(super) async fn wait(market: &LocalMarket, ranks: usize, api: SocketAddr) -> anyhow::Result<RingStatus> {
     let url = Url::parse(&format!("http://{api}/readyz"))?;
     let http = http_client(&url, Duration::from_secs(5))?;
     let mut look = tokio::time::interval(LOOK_EVERY);
@@ -28,8 +28,8 @@ pub(super) async fn wait(market: &LocalMarket, api: SocketAddr) -> anyhow::Resul
     let mut told: Vec<String> = Vec::new();
     loop {
         look.tick().await;
-        let status = market.status().context("the market lost the ring")?;
-        let now: Vec<String> = status.slots.iter().map(say).collect();
+        let status = market.status().await.context("the market lost the ring")?;
+        let now: Vec<String> = (0..ranks).map(|rank| say(claim_of(&status, rank))).collect();
         for (rank, line) in now
             .iter()
             .enumerate()
@@ -48,12 +48,20 @@ pub(super) async fn wait(market: &LocalMarket, api: SocketAddr) -> anyhow::Resul
     }
 }
 
-fn say(slot: &SlotStatus) -> String {
-    let Some(report) = &slot.report else {
+/// The claim that counts for a rank: here every window is one.
+fn claim_of(status: &RingStatus, rank: usize) -> Option<&ClaimStatus> {
+    status
+        .claims
+        .iter()
+        .find(|claim| claim.windows.holds(rank as u32) && claim.replaces.is_none())
+}
+
+fn say(claim: Option<&ClaimStatus>) -> String {
+    let Some((claim, report)) = claim.and_then(|claim| Some((claim, claim.report.as_ref()?))) else {
         return "starting".to_owned();
     };
     let phase = match &report.state {
-        _ if slot.stale => "not heard of any more",
+        _ if claim.expired => "not heard of any more",
         StageState::Fetching { .. } => "fetching",
         StageState::Loading => "loading",
         StageState::Ready { .. } => "window is loaded",
@@ -93,12 +101,13 @@ impl Up {
     pub(super) fn new(
         manifest: &RankManifest,
         api: SocketAddr,
-        status: &BoardStatus,
+        status: &RingStatus,
         fetched: &[u64],
         pids: &[u32],
     ) -> Self {
-        let row = |((slot, fetched), pid): ((&SlotStatus, &u64), &u32)| {
-            let (resident_bytes, backend) = match slot.report.as_ref().map(|report| &report.state) {
+        let row = |(rank, (fetched, pid)): (usize, (&u64, &u32))| {
+            let report = claim_of(status, rank).and_then(|claim| claim.report.as_ref());
+            let (resident_bytes, backend) = match report.map(|report| &report.state) {
                 Some(StageState::Ready {
                     resident_bytes,
                     backend,
@@ -107,8 +116,8 @@ impl Up {
                 _ => (0, String::new()),
             };
             Row {
-                rank: slot.rank,
-                layers: slot.layers,
+                rank: rank as u32,
+                layers: manifest.ranks[rank].layers,
                 fetched_bytes: *fetched,
                 resident_bytes,
                 backend,
@@ -120,7 +129,7 @@ impl Up {
             model: manifest.model.name.clone(),
             endpoint: format!("http://{api}"),
             pid: std::process::id(),
-            ranks: status.slots.iter().zip(fetched).zip(pids).map(row).collect(),
+            ranks: fetched.iter().zip(pids).enumerate().map(row).collect(),
         }
     }
 
