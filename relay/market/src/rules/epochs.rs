@@ -8,7 +8,7 @@ use kvasir_plan::{Holder, Rank, RankManifest};
 use kvasir_wire::trust::{PublicKey, SignedManifest};
 use serde::{Deserialize, Serialize};
 
-use super::{Earner, EpochAccount, Millis, RingState, RuleError, links, ring::Lease};
+use super::{Earner, EpochAccount, Millis, RingState, RuleError, invariants, links, ring::Lease};
 use crate::types::{EdgeRole, Proposal, TicketRequest};
 
 /// A manifest that rank 0 has to sign, and the claims that its ranks are.
@@ -108,6 +108,7 @@ impl RingState {
             claims,
         });
         self.settle(now, relays);
+        debug_assert_eq!(invariants::check_signed(self), Ok(()));
         Ok(Some(account))
     }
 

@@ -1,5 +1,5 @@
-//! What always holds, numbered. The same predicates are asserted in debug builds after every command, checked by the
-//! property tests after every random one, and by the model over every interleaving.
+//! What always holds, numbered. Predicates of one state are asserted in debug builds after every command; these and those
+//! of two states are checked by the property tests after every random one, and by the model over every interleaving.
 //!
 //! - **R1** A window is served by at most one claim, and at most one more waits in line for it.
 //! - **R2** A claim waits only for claims of its own node that are live, loaded and within its windows, and it isn't
@@ -176,6 +176,7 @@ pub(super) fn check_signed(state: &RingState) -> Held {
 }
 
 /// R3, R4 and R9, of two states that follow one another.
+#[cfg(test)]
 pub(super) fn check_step(before: &RingState, after: &RingState) -> Held {
     let grown = before.epoch <= after.epoch && before.generation <= after.generation;
     holds("R3", grown, || "an epoch or a generation shrank".to_owned())?;
