@@ -46,6 +46,8 @@ fi
 if [ "$purpose" = test ]; then
   python3 -c 'import ensurepip' &>/dev/null || missing+=(python3-venv)
   have shellcheck || missing+=(shellcheck)
+  # the tests start a server of their own; the package's own server, where it starts one, is left alone
+  compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || missing+=(postgresql)
 fi
 
 rust=yes

@@ -101,11 +101,12 @@ impl RankFiles {
     /// The files of `rank` in `dir`.
     pub fn new(plan: &RankManifest, rank: usize, dir: &Path) -> Result<Self, FetchError> {
         let ranks = plan.ranks.len();
-        let layers = plan
-            .ranks
-            .get(rank)
-            .ok_or(FetchError::NoSuchRank { rank, ranks })?
-            .layers;
+        let planned = plan.ranks.get(rank).ok_or(FetchError::NoSuchRank { rank, ranks })?;
+        RankFiles::of_layers(plan, planned.layers, dir)
+    }
+
+    /// The files of a rank that is `layers` in `dir`: windows claimed together are one rank.
+    pub fn of_layers(plan: &RankManifest, layers: LayerRange, dir: &Path) -> Result<Self, FetchError> {
         let text = &plan.model.identity;
         let identity = text
             .parse()
@@ -113,8 +114,8 @@ impl RankFiles {
         Ok(RankFiles {
             identity,
             layers,
-            first: rank == 0,
-            last: rank + 1 == ranks,
+            first: layers.start == 0,
+            last: layers.end == plan.model.layers,
             dir: dir.to_owned(),
         })
     }

@@ -1,17 +1,23 @@
-//! `run`: loads a window, reports it to the market, and lives through the ring's epochs as one of its ranks.
+//! `run`: loads a window, holds its claim, and lives through the ring's epochs as one of its ranks.
+
+mod claim;
+mod positions;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvasir_market::client::MarketClient;
-use kvasir_market::types::{StageReport, StageState};
-use kvasir_plan::{Holder, LayerRange, RankManifest};
+use kvasir_market::client::{Backoff, RingClient};
+use kvasir_market::types::{Enrolment, StageState};
+use kvasir_plan::{LayerRange, RankManifest};
 use kvasir_wire::edge::Timings;
 use kvasir_wire::trust::{NodeKeys, PublicKey, SignedManifest};
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+
+pub use claim::{Keeper, Standing, Wanted};
+use positions::Meter;
 
 use crate::ring::compute::Compute;
 use crate::ring::handle::RingError;
@@ -22,12 +28,10 @@ use crate::ring::session::{Lost, Session, Tap};
 use crate::ring::worker::Worker;
 use crate::strikes::Strikes;
 
-/// A stage says where it stands at least this often.
-const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Pause after the market could not be reached.
+/// Pause after the market proposed or published what can't be taken.
 const RETRY: Duration = Duration::from_millis(500);
-/// Time to tell the market that this stage leaves.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// Time to tell the market what came home, at the end.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// A stage whose engine fails so often within [`STRIKES_WITHIN`] ends: what it holds is damaged, or what it runs on.
 const STRIKES: usize = 3;
 const STRIKES_WITHIN: Duration = Duration::from_secs(60);
@@ -36,18 +40,14 @@ const QUEUE: usize = 1024;
 
 /// All that a stage needs to be a rank.
 pub struct Stage {
-    /// where manifests come from and reports go
-    pub market: MarketClient,
-    /// the ring as planned, epoch 0, no holders: the dimensions that the window is loaded for
+    /// the claim on its windows, which are one rank in every manifest
+    pub keeper: Keeper,
+    /// the ring as planned, epoch 0, no holders: the dimensions that the windows are loaded for
     pub plan: RankManifest,
-    /// which rank this is
-    pub rank: usize,
     /// key of the ring's owner
     pub owner: PublicKey,
     /// this node's keys
     pub keys: Arc<NodeKeys>,
-    /// who holds the rank, with the address that the predecessor dials
-    pub holder: Holder,
     /// where the predecessor is accepted
     pub listener: TcpListener,
     /// bytes that `fetch` took from the source, for the report
@@ -64,7 +64,7 @@ impl std::fmt::Debug for Stage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Stage")
             .field("ring", &self.plan.ring)
-            .field("rank", &self.rank)
+            .field("layers", &self.layers())
             .finish_non_exhaustive()
     }
 }
@@ -101,6 +101,9 @@ pub enum RunError {
     /// loading was interrupted
     #[error("loading the window was interrupted")]
     Interrupted,
+    /// a newer process took over
+    #[error("a newer process of this node holds the windows: this one ends")]
+    Fenced,
 }
 
 impl RunError {
@@ -110,6 +113,7 @@ impl RunError {
             RunError::Load { .. } => "LoadFailed",
             RunError::Thread(_) | RunError::GaveUp { .. } => "EngineFailed",
             RunError::Interrupted => "Interrupted",
+            RunError::Fenced => "Fenced",
         }
     }
 }
@@ -153,17 +157,15 @@ impl Stage {
         };
         // Laps as admitted; a close, an open and a fork for every sequence; the head's own.
         let (jobs, inbox) = mpsc::channel(shape.max_laps + 4 * shape.sequences + 16);
-        let head = (self.rank == 0).then(|| head::start(shape, jobs.clone()));
+        let head = self.is_first().then(|| head::start(shape, jobs.clone()));
         let task = tokio::spawn({
             let head = head.clone();
             async move {
-                let (reports, watch) = watch::channel(self.report(StageState::Loading));
-                let market = self.market.clone();
-                let reporter = tokio::spawn(report(market, self.rank as u32, watch));
                 let runtime = tokio::runtime::Handle::current();
                 let loaded = tokio::task::spawn_blocking(load);
                 let (compute, facts) = tokio::select! {
                     loaded = loaded => loaded.map_err(|_| RunError::Interrupted)?.map_err(Into::into)?,
+                    () = self.keeper.fenced() => return Err(RunError::Fenced),
                     () = shutdown.cancelled() => return Ok(()),
                 };
                 let worker = Worker::new(compute, runtime);
@@ -171,25 +173,34 @@ impl Stage {
                     .name("engine".into())
                     .spawn(move || worker.run(inbox))
                     .map_err(RunError::Thread)?;
-                reports.send_modify(|r| {
-                    r.state = StageState::Ready {
-                        fetched_bytes: self.fetched_bytes,
-                        resident_bytes: resident_bytes(),
-                        backend: facts.backend,
-                    }
+                self.keeper.say(StageState::Ready {
+                    fetched_bytes: self.fetched_bytes,
+                    resident_bytes: resident_bytes(),
+                    backend: facts.backend,
                 });
-                let proposer =
-                    (self.rank == 0).then(|| tokio::spawn(propose(self.market.clone(), self.keys.clone(), self.owner)));
-                let lived = self.live(&jobs, head.as_ref(), &reports, &shutdown).await;
-                if let Some(proposer) = proposer {
-                    proposer.abort();
+                let market = self.market();
+                let proposer = head
+                    .is_some()
+                    .then(|| AbortOnDrop(tokio::spawn(propose(market.clone(), self.keys.clone(), self.owner))));
+                let meter = head.clone().map(|head| Meter::start(market.clone(), head));
+                let done = tokio::select! {
+                    lived = self.live(&jobs, head.as_ref(), meter.as_ref(), &shutdown) => lived,
+                    () = self.keeper.fenced() => Err(RunError::Fenced),
+                };
+                drop(proposer);
+                if let Some(head) = &head {
+                    if done.is_err() {
+                        // Its clients are told; the newer process serves those that come.
+                        let detail = "a newer process took over".to_owned();
+                        head.down(detail.clone(), RingError::StageLost { detail }).await;
+                    }
+                    head.say(Phase::Draining);
                 }
-                reports.send_modify(|r| r.state = StageState::Leaving);
-                reporter.abort();
-                let farewell = reports.borrow().clone();
-                // A market that is gone already needs no farewell.
-                let _ = tokio::time::timeout(FAREWELL, self.market.report(self.rank as u32, &farewell)).await;
-                lived
+                if let Some(meter) = meter {
+                    meter.finish(LAST_WORDS).await;
+                }
+                self.keeper.leave().await;
+                done
             }
         });
         Running { head, task }
@@ -200,7 +211,7 @@ impl Stage {
         &self,
         jobs: &mpsc::Sender<crate::ring::worker::Job>,
         head: Option<&HeadHandle>,
-        reports: &watch::Sender<StageReport>,
+        meter: Option<&Meter>,
         shutdown: &CancellationToken,
     ) -> Result<(), RunError> {
         let phase = |text: &str| {
@@ -221,15 +232,21 @@ impl Stage {
                 },
             };
             epoch = manifest.epoch;
-            if let Err(detail) = self.fits(&manifest) {
-                tracing::error!(epoch, detail, "refused the manifest");
-                reports.send_modify(|r| (r.lost_epoch, r.lost_reason) = (None, Some(detail.clone())));
-                phase(&detail);
-                continue;
-            }
+            let rank = match self.fits(&manifest) {
+                Ok(rank) => rank,
+                Err(detail) => {
+                    tracing::error!(epoch, detail, "refused the manifest");
+                    phase(&detail);
+                    self.keeper.lost(None, detail, None);
+                    continue;
+                }
+            };
             phase("the links are being made");
+            if let Some(meter) = meter {
+                meter.begin(epoch);
+            }
             let ended = tokio::select! {
-                lost = self.epoch(&manifest, jobs, head) => Some(lost),
+                lost = self.epoch(&manifest, rank, jobs, head) => Some(lost),
                 newer = self.next_manifest(epoch) => { upcoming = Some(newer); None }
                 () = shutdown.cancelled() => break,
             };
@@ -238,14 +255,15 @@ impl Stage {
                 Some(lost) => {
                     tracing::warn!(epoch, reason = lost.reason(), error = %chain(&lost), "the ring is open");
                     let detail = chain(&lost);
-                    reports.send_modify(|r| (r.lost_epoch, r.lost_reason) = (Some(epoch), Some(detail.clone())));
-                    let told = match lost.engine_failure(self.rank as u32) {
-                        Some((rank, why)) if rank as usize == self.rank => {
-                            let layers = self.plan.ranks[self.rank].layers;
+                    let edge = lost.edge(rank, manifest.ranks.len());
+                    self.keeper.lost(Some(epoch), detail.clone(), edge);
+                    let told = match lost.engine_failure(rank as u32) {
+                        Some((failed, why)) if failed as usize == rank => {
+                            let layers = self.layers();
                             tracing::error!("rank {rank} (layers {layers}): {detail}");
                             if strikes.again(Instant::now()) {
                                 gave_up = Some(RunError::GaveUp {
-                                    rank: self.rank,
+                                    rank,
                                     layers,
                                     detail: why.clone(),
                                 });
@@ -254,8 +272,8 @@ impl Stage {
                                 detail: format!("rank {rank}: {why}"),
                             }
                         }
-                        Some((rank, why)) => RingError::EngineFailed {
-                            detail: format!("rank {rank}: {why}"),
+                        Some((failed, why)) => RingError::EngineFailed {
+                            detail: format!("rank {failed}: {why}"),
                         },
                         None => RingError::StageLost { detail: detail.clone() },
                     };
@@ -272,9 +290,9 @@ impl Stage {
             if let Some(gave_up) = gave_up {
                 return Err(gave_up);
             }
-        }
-        if let Some(head) = head {
-            head.say(Phase::Draining);
+            if let Some(meter) = meter {
+                meter.end();
+            }
         }
         Ok(())
     }
@@ -282,12 +300,13 @@ impl Stage {
     async fn epoch(
         &self,
         manifest: &RankManifest,
+        rank: usize,
         jobs: &mpsc::Sender<crate::ring::worker::Job>,
         head: Option<&HeadHandle>,
     ) -> EpochEnd {
         let forming = Forming {
             manifest,
-            rank: self.rank,
+            rank,
             keys: &self.keys,
             listener: &self.listener,
             timings: self.timings,
@@ -297,10 +316,10 @@ impl Stage {
             Ok(links) => links,
             Err(e) => return EpochEnd::NotFormed(e),
         };
-        tracing::info!(epoch = manifest.epoch, rank = self.rank, "both links are up");
+        tracing::info!(epoch = manifest.epoch, rank, "both links are up");
         let session = Session {
-            rank: self.rank as u32,
-            last: self.rank + 1 == manifest.ranks.len(),
+            rank: rank as u32,
+            last: rank + 1 == manifest.ranks.len(),
             boundary_type: manifest.boundary_type,
             sequences: manifest.sequences,
             jobs: jobs.clone(),
@@ -312,9 +331,10 @@ impl Stage {
 
     /// The next manifest above `after` that the owner's trust stands behind.
     async fn next_manifest(&self, after: u64) -> RankManifest {
-        let mut after = after;
+        let (market, mut after) = (self.market(), after);
+        let mut backoff = Backoff::default();
         loop {
-            match self.market.manifest(after).await {
+            match market.manifest(after).await {
                 Ok(Some(signed)) => match signed.verify(&self.owner, &self.plan.ring, after) {
                     Ok(manifest) => return manifest,
                     Err(e) => {
@@ -323,52 +343,69 @@ impl Stage {
                         tokio::time::sleep(RETRY).await;
                     }
                 },
-                Ok(None) => {}
+                Ok(None) => backoff.reset(),
                 Err(e) => {
                     tracing::debug!(error = %chain(&e), "the market was not reached");
-                    tokio::time::sleep(RETRY).await;
+                    tokio::time::sleep(backoff.pause()).await;
                 }
             }
         }
     }
 
-    /// Whether a manifest speaks of what this stage loaded.
-    fn fits(&self, manifest: &RankManifest) -> Result<(), String> {
+    /// The rank that a manifest gives this process, if it speaks of what this stage loaded.
+    fn fits(&self, manifest: &RankManifest) -> Result<usize, String> {
         manifest.validate().map_err(|e| chain(&e))?;
         let (want, got) = (&self.plan, manifest);
-        let rank = got.ranks.get(self.rank).ok_or("the manifest has no such rank")?;
+        let own = &self.keeper.wanted().holder;
+        let mut holders = got.ranks.iter().map(|rank| rank.holder.as_ref());
+        let rank = holders
+            .position(|h| h.is_some_and(|h| h.node == own.node && h.instance == own.instance))
+            .ok_or("the manifest gives its ranks to other processes")?;
+        let layers = got.ranks[rank].layers;
+        if layers != self.layers() {
+            return Err(format!(
+                "the manifest gives this process layers {layers}, and it loaded {}",
+                self.layers()
+            ));
+        }
         if got.model.identity != want.model.identity {
             return Err(format!(
                 "the manifest is for another model ({}) than the one fetched here ({})",
                 got.model.identity, want.model.identity
             ));
         }
-        let same = got.ranks.len() == want.ranks.len()
-            && rank.layers == want.ranks[self.rank].layers
-            && got.model.embedding_length == want.model.embedding_length
+        let same = got.model.embedding_length == want.model.embedding_length
             && got.exact == want.exact
             && got.context_length == want.context_length
             && got.sequences == want.sequences
             && got.max_laps == want.max_laps
             && got.max_lap_tokens == want.max_lap_tokens;
-        if !same {
-            return Err("the manifest has other dimensions than the plan that this stage was loaded for".into());
-        }
-        match &rank.holder {
-            Some(h) if h.node == self.holder.node && h.instance == self.holder.instance => Ok(()),
-            _ => Err(format!("rank {} belongs to another process now", self.rank)),
+        if same {
+            Ok(rank)
+        } else {
+            Err("the manifest has other dimensions than the plan that this stage was loaded for".into())
         }
     }
 
-    fn report(&self, state: StageState) -> StageReport {
-        StageReport {
-            holder: self.holder.clone(),
-            layers: self.plan.ranks[self.rank].layers,
-            identity: self.plan.model.identity.clone(),
-            state,
-            lost_epoch: None,
-            lost_reason: None,
-        }
+    fn market(&self) -> &RingClient {
+        &self.keeper.wanted().market
+    }
+
+    fn layers(&self) -> LayerRange {
+        self.keeper.wanted().layers
+    }
+
+    /// Whether it will be rank 0, however the ring is cut.
+    fn is_first(&self) -> bool {
+        self.layers().start == 0
+    }
+}
+
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
@@ -402,32 +439,35 @@ impl EpochEnd {
             EpochEnd::Lost(e) => e.reason(),
         }
     }
+
+    /// The edge that never came up, if that was it: its market may choose another way for it.
+    fn edge(&self, rank: usize, ranks: usize) -> Option<u32> {
+        let EpochEnd::NotFormed(LinkError::Deadline { rank: neighbour, .. }) = self else {
+            return None;
+        };
+        // Of two ranks each is the other's neighbour on both sides, so which edge it was can't be told.
+        let edge = if *neighbour == (rank + 1) % ranks {
+            rank
+        } else {
+            *neighbour
+        };
+        (ranks > 2).then_some(edge as u32)
+    }
 }
 
-/// Tells the market where this stage stands, when that changes and as a heartbeat.
-async fn report(market: MarketClient, rank: u32, mut reports: watch::Receiver<StageReport>) {
-    loop {
-        let mut report = reports.borrow_and_update().clone();
-        if let StageState::Ready { resident_bytes: r, .. } = &mut report.state {
-            *r = resident_bytes();
-        }
-        let pause = match market.report(rank, &report).await {
-            Ok(()) => HEARTBEAT,
-            Err(e) => {
-                tracing::debug!(error = %chain(&e), "the market did not take the report");
-                RETRY
-            }
-        };
-        // A change ends the pause; so does the end of the stage.
-        if let Ok(Err(_)) = tokio::time::timeout(pause, reports.changed()).await {
-            return;
-        }
+/// What this machine enrols with.
+pub fn enrolment() -> Enrolment {
+    Enrolment {
+        name: None,
+        platform: format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH),
+        memory: memory_bytes(),
     }
 }
 
 /// Rank 0: signs what the market proposes.
-async fn propose(market: MarketClient, keys: Arc<NodeKeys>, owner: PublicKey) {
+async fn propose(market: RingClient, keys: Arc<NodeKeys>, owner: PublicKey) {
     let mut epoch = 0;
+    let mut backoff = Backoff::default();
     loop {
         let pause = match market.proposal(epoch).await {
             Ok(Some(proposal)) => {
@@ -448,10 +488,13 @@ async fn propose(market: MarketClient, keys: Arc<NodeKeys>, owner: PublicKey) {
                 }
                 RETRY
             }
-            Ok(None) => continue,
+            Ok(None) => {
+                backoff.reset();
+                continue;
+            }
             Err(e) => {
                 tracing::debug!(error = %chain(&e), "the market was not reached");
-                RETRY
+                backoff.pause()
             }
         };
         tokio::time::sleep(pause).await;
@@ -482,4 +525,12 @@ pub fn resident_bytes() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").ok();
     let resident: Option<u64> = pages.and_then(|s| s.split_whitespace().nth(1)?.parse().ok());
     resident.unwrap_or(0) * 4096
+}
+
+/// Memory of this machine in bytes, without limit where the system doesn't say.
+pub fn memory_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kibibytes: Option<u64> = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    kibibytes.map_or(u64::MAX, |kibibytes| kibibytes.saturating_mul(1024))
 }

@@ -12,6 +12,7 @@ pub mod deadline;
 pub mod gguf;
 pub mod models;
 pub mod nginx;
+pub mod postgres;
 pub mod process;
 pub mod random_model;
 pub mod ring;

@@ -113,7 +113,7 @@ impl Bench {
         let source = ModelSource::File { path: model.to_owned() };
         let program = Program::new(folder, manifest, &source)?;
         let fetched = local::fetch(&program, children).await?;
-        let market = LocalMarket::serve(folder.owner_key()?, manifest).await?;
+        let market = LocalMarket::serve(folder, manifest, &source).await?;
         let served = Served {
             market: &market,
             api: SocketAddr::from(([127, 0, 0, 1], 0)),

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Instant};
 
 use anyhow::{Context, bail};
 use kvasir_engine::{Backend, WindowOptions};
-use kvasir_market::MarketClient;
-use kvasir_plan::{Link, RankManifest};
+use kvasir_market::{MarketClient, types::StageState};
+use kvasir_plan::RankManifest;
 use kvasir_stage::{
     fetch::RankFiles,
     ring::{
@@ -13,7 +13,7 @@ use kvasir_stage::{
         handle::{Event, Generate, Ring},
         head::HeadHandle,
     },
-    run::{RunError, Stage, StageFacts},
+    run::{Keeper, RunError, Stage, StageFacts, Wanted},
 };
 use kvasir_wire::{
     edge::Timings,
@@ -24,7 +24,7 @@ use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use super::stats::Run;
-use crate::local::{Folder, LocalMarket};
+use crate::local::{Folder, LocalMarket, reach, windows_of};
 
 /// Time for both links of rank 0 to come up.
 const FORM_WITHIN: std::time::Duration = std::time::Duration::from_secs(20);
@@ -51,12 +51,14 @@ impl MeasuredRing {
         let address = listener.local_addr()?.to_string();
         let dir = folder.window(manifest, &manifest.ranks[0]);
         let files = RankFiles::new(manifest, 0, &dir)?;
+        let client = MarketClient::new(&market.url, keys.clone())?.ring(&manifest.ring);
+        let wanted = Wanted::of(client, manifest, windows_of(0), &keys, reach(address))
+            .context("the plan has no ranks")?
+            .with_invite(Some(market.invite.clone()));
         let stage = Stage {
-            market: MarketClient::new(&market.url, &manifest.ring, Some(market.token.clone()))?,
+            keeper: Keeper::start(wanted, StageState::Loading, None),
             plan: manifest.clone(),
-            rank: 0,
             owner: market.owner,
-            holder: keys.holder(uuid::Uuid::new_v4().to_string(), Link::Direct { address }),
             keys,
             listener,
             fetched_bytes: 0,

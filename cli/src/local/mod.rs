@@ -8,5 +8,5 @@ mod program;
 
 pub(crate) use fetching::fetch;
 pub(crate) use folder::Folder;
-pub(crate) use market::LocalMarket;
+pub(crate) use market::{LocalMarket, reach, windows_of};
 pub(crate) use program::{Program, Served};

@@ -74,7 +74,8 @@ impl<'a> Program<'a> {
         command
             .env("NO_COLOR", "1")
             .env_remove("KVASIR_LOG_FORMAT")
-            .env_remove("KVASIR_ADVERTISE");
+            .env_remove("KVASIR_ADVERTISE")
+            .env_remove("KVASIR_NETWORK");
         command
     }
 
@@ -121,7 +122,7 @@ impl<'a> Program<'a> {
             }
         }
         command
-            .env("KVASIR_TOKEN", served.market.token.expose_secret())
+            .env("KVASIR_TOKEN", served.market.invite.expose_secret())
             .env_remove("KVASIR_SOURCE_TOKEN");
         command
     }

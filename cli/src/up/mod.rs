@@ -127,7 +127,7 @@ impl Up {
         let program = Program::new(folder, manifest, &planned.source)?;
         let fetched = local::fetch(&program, children).await?;
 
-        let market = LocalMarket::serve(folder.owner_key()?, manifest).await?;
+        let market = LocalMarket::serve(folder, manifest, &planned.source).await?;
         let api = port.local_addr()?;
         let served = Served {
             market: &market,
@@ -141,7 +141,7 @@ impl Up {
         drop(port);
         let pids = program.start(0..manifest.ranks.len(), &served, &fetched, children)?;
         let status = tokio::select! {
-            status = ready::wait(&market, api) => status?,
+            status = ready::wait(&market, pids.len(), api) => status?,
             Some(exit) = children.next_exit() => return Err(StageLost::from(exit).into()),
         };
         let up = RingUp::new(manifest, api, &status, &fetched, &pids);
@@ -162,7 +162,7 @@ impl Up {
         head.set(pids.first().copied());
         tokio::select! {
             exit = children.next_exit() => exit.map_or(Ok(()), |exit| Err(StageLost::from(exit).into())),
-            never = ready::watch(&market, &status) => match never {},
+            never = ready::watch(&market, &status, pids.len()) => match never {},
         }
     }
 }

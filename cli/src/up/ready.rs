@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::Context;
-use kvasir_market::{BoardStatus, SlotStatus, StageState};
+use kvasir_market::types::{ClaimStatus, RingStatus, StageState};
 use kvasir_plan::{LayerRange, RankManifest};
 use reqwest::Url;
 use serde::Serialize;
@@ -28,7 +28,7 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 /// Waits until rank 0 says that a lap came home; what happens meanwhile is told on stderr. Doesn't give up: a large
 /// window takes long to load.
-pub(super) async fn wait(market: &LocalMarket, api: SocketAddr) -> anyhow::Result<BoardStatus> {
+pub(super) async fn wait(market: &LocalMarket, ranks: usize, api: SocketAddr) -> anyhow::Result<RingStatus> {
     let url = Url::parse(&format!("http://{api}/readyz"))?;
     let http = http_client(&url, Duration::from_secs(5))?;
     let mut look = tokio::time::interval(LOOK_EVERY);
@@ -36,12 +36,11 @@ pub(super) async fn wait(market: &LocalMarket, api: SocketAddr) -> anyhow::Resul
     let mut told = Told::default();
     loop {
         look.tick().await;
-        let status = market.status().context("the market lost the ring")?;
-        told.tell(&status);
-        let states = status
-            .slots
-            .iter()
-            .map(|slot| slot.report.as_ref().map(|report| &report.state));
+        let status = market.status().await.context("the market lost the ring")?;
+        told.tell(&status, ranks);
+        let states = (0..ranks)
+            .map(|rank| claim_of(&status, rank).and_then(|claim| claim.report.as_ref()))
+            .map(|report| report.map(|report| &report.state));
         if status.epoch.is_none() || !all_ready(states) {
             continue;
         }
@@ -53,14 +52,14 @@ pub(super) async fn wait(market: &LocalMarket, api: SocketAddr) -> anyhow::Resul
 }
 
 /// Tells on stderr what becomes of the stages of a ring that was up.
-pub(super) async fn watch(market: &LocalMarket, ready: &BoardStatus) -> Infallible {
+pub(super) async fn watch(market: &LocalMarket, ready: &RingStatus, ranks: usize) -> Infallible {
     let mut look = tokio::time::interval(WATCH_EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut told = Told::of(ready);
+    let mut told = Told::of(ready, ranks);
     loop {
         look.tick().await;
-        if let Some(status) = market.status() {
-            told.tell(&status);
+        if let Some(status) = market.status().await {
+            told.tell(&status, ranks);
         }
     }
 }
@@ -70,12 +69,12 @@ pub(super) async fn watch(market: &LocalMarket, ready: &BoardStatus) -> Infallib
 struct Told(Vec<String>);
 
 impl Told {
-    fn of(status: &BoardStatus) -> Self {
-        Told(status.slots.iter().map(say).collect())
+    fn of(status: &RingStatus, ranks: usize) -> Self {
+        Told((0..ranks).map(|rank| say(claim_of(status, rank))).collect())
     }
 
-    fn tell(&mut self, status: &BoardStatus) {
-        let now = Told::of(status);
+    fn tell(&mut self, status: &RingStatus, ranks: usize) {
+        let now = Told::of(status, ranks);
         for (rank, line) in now.0.iter().enumerate() {
             if self.0.get(rank) != Some(line) {
                 eprintln!("rank {rank}: {line}");
@@ -90,12 +89,20 @@ fn all_ready<'a>(mut states: impl Iterator<Item = Option<&'a StageState>>) -> bo
     states.all(|state| matches!(state, Some(StageState::Ready { .. })))
 }
 
-fn say(slot: &SlotStatus) -> String {
-    let Some(report) = &slot.report else {
+/// The claim that counts for a rank: here every window is one.
+fn claim_of(status: &RingStatus, rank: usize) -> Option<&ClaimStatus> {
+    status
+        .claims
+        .iter()
+        .find(|claim| claim.windows.holds(rank as u32) && claim.replaces.is_none())
+}
+
+fn say(claim: Option<&ClaimStatus>) -> String {
+    let Some((claim, report)) = claim.and_then(|claim| Some((claim, claim.report.as_ref()?))) else {
         return "starting".to_owned();
     };
     let phase = match &report.state {
-        _ if slot.stale => "not heard of any more",
+        _ if claim.expired => "not heard of any more",
         StageState::Fetching { .. } => "fetching",
         StageState::Loading => "loading",
         StageState::Ready { .. } => "window is loaded",
@@ -135,12 +142,13 @@ impl Up {
     pub(super) fn new(
         manifest: &RankManifest,
         api: SocketAddr,
-        status: &BoardStatus,
+        status: &RingStatus,
         fetched: &[u64],
         pids: &[u32],
     ) -> Self {
-        let row = |((slot, fetched), pid): ((&SlotStatus, &u64), &u32)| {
-            let (resident_bytes, backend) = match slot.report.as_ref().map(|report| &report.state) {
+        let row = |(rank, (fetched, pid)): (usize, (&u64, &u32))| {
+            let report = claim_of(status, rank).and_then(|claim| claim.report.as_ref());
+            let (resident_bytes, backend) = match report.map(|report| &report.state) {
                 Some(StageState::Ready {
                     resident_bytes,
                     backend,
@@ -149,8 +157,8 @@ impl Up {
                 _ => (0, String::new()),
             };
             Row {
-                rank: slot.rank,
-                layers: slot.layers,
+                rank: rank as u32,
+                layers: manifest.ranks[rank].layers,
                 fetched_bytes: *fetched,
                 resident_bytes,
                 backend,
@@ -162,7 +170,7 @@ impl Up {
             model: manifest.model.name.clone(),
             endpoint: format!("http://{api}"),
             pid: std::process::id(),
-            ranks: status.slots.iter().zip(fetched).zip(pids).map(row).collect(),
+            ranks: fetched.iter().zip(pids).enumerate().map(row).collect(),
         }
     }
 

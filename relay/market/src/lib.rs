@@ -1,14 +1,19 @@
-//! The market: where the windows of a ring are reported, its membership is proposed, and its manifest is published.
+//! The market: where windows are offered, claimed, renewed and released, a ring's membership is proposed and published,
+//! and what everybody carried is credited.
 //!
-//! `board` is the state machine of one ring and pure; `routes` serves it over HTTP, `client` is a stage's side of it,
-//! `types` is what the two say.
+//! `rules` is the state machine of one ring and pure; `store` keeps rings in SQLite or PostgreSQL; `routes` serves them
+//! over HTTP; `client` is the callers' side; `auth` says who calls; `ticket` is the leave to bring one end of an edge to
+//! a relay; `types` is what all of them say.
 
-pub mod board;
+pub mod auth;
 pub mod client;
 pub mod routes;
+pub mod rules;
+pub mod store;
+pub mod ticket;
 pub mod types;
 
-pub use board::{Board, BoardError};
-pub use client::{ClientError, MarketClient};
-pub use routes::{Market, router};
-pub use types::{BoardStatus, Proposal, SlotStatus, StageReport, StageState};
+pub use client::{ClientError, MarketClient, RingClient};
+pub use routes::{Admission, Market, router};
+pub use store::{Limits, Store, StoreError};
+pub use ticket::{Ticket, TicketError, TicketKey};

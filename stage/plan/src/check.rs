@@ -155,6 +155,16 @@ impl RankManifest {
     }
 }
 
+impl Link {
+    /// Whether it is a `host:port`, or a relay's URL without user name or query.
+    pub fn is_sound(&self) -> bool {
+        match self {
+            Link::Direct { address } => is_address(address),
+            Link::Relayed { url } => is_relay(url),
+        }
+    }
+}
+
 fn validate_holder(rank: usize, holder: &Holder) -> Result<(), InvalidManifest> {
     for (field, value, digits) in [
         ("node key", &holder.node, 64),
@@ -167,11 +177,7 @@ fn validate_holder(rank: usize, holder: &Holder) -> Result<(), InvalidManifest> 
         }
     }
     text("instance", &holder.instance, MAX_NAME)?;
-    let sound = match &holder.link {
-        Link::Direct { address } => is_address(address),
-        Link::Relayed { url } => is_relay(url),
-    };
-    if sound {
+    if holder.link.is_sound() {
         Ok(())
     } else {
         Err(InvalidManifest::Link { rank })

@@ -9,7 +9,8 @@ use anyhow::Context;
 use clap::ValueEnum;
 use kvasir_engine::{Backend, CacheType, Mode, Output, Vocabulary, WindowOptions};
 use kvasir_market::client::MarketClient;
-use kvasir_plan::{Link, RankManifest};
+use kvasir_market::types::{Reach, Run, StageState};
+use kvasir_plan::RankManifest;
 use kvasir_wire::edge::Timings;
 use kvasir_wire::trust::{NodeKeys, PublicKey};
 use prometheus_client::metrics::info::Info;
@@ -24,7 +25,7 @@ use super::{read_plan, stdin_ended};
 use crate::api::{self, ApiConfig, Cors, Shutdown};
 use crate::fetch::RankFiles;
 use crate::ring::{Embedding, Loaded};
-use crate::run::{RunError, Stage, StageFacts};
+use crate::run::{Keeper, RunError, Stage, StageFacts, Wanted};
 
 /// Time for both links of an epoch to come up.
 const FORM_WITHIN: Duration = Duration::from_secs(20);
@@ -45,7 +46,8 @@ enum Cache {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Address of the market, which hands out manifests; its token comes from `KVASIR_TOKEN`
+    /// Address of the market, where windows are claimed and manifests come from; the invite comes from `KVASIR_TOKEN`,
+    /// and a node that is enrolled already needs none
     #[arg(long, env = "KVASIR_MARKET")]
     market: String,
     /// The plan: a rank manifest in JSON
@@ -69,6 +71,9 @@ pub(super) struct Args {
     /// host:port that the predecessor dials; the listening address when absent
     #[arg(long, env = "KVASIR_ADVERTISE")]
     advertise: Option<String>,
+    /// Name of the network that the address is good in: stages that name the same one dial each other directly
+    #[arg(long, env = "KVASIR_NETWORK", default_value = "local")]
+    network: String,
     /// Rank 0: address of the API; its keys come from `KVASIR_API_KEYS`, separated by commas
     #[arg(long, env = "KVASIR_API")]
     api: Option<SocketAddr>,
@@ -122,13 +127,22 @@ impl Args {
             _ => None,
         };
         let keys = Arc::new(NodeKeys::load_or_generate(&self.key)?);
-        let token = secret("KVASIR_TOKEN");
-        let market = MarketClient::new(&self.market, &plan.ring, token)?;
+        let market = MarketClient::new(&self.market, keys.clone())?;
         let address = match &self.advertise {
             Some(address) => address.clone(),
             None => listener.local_addr()?.to_string(),
         };
-        let holder = keys.holder(uuid::Uuid::new_v4().to_string(), Link::Direct { address });
+        let windows = Run {
+            start: self.rank as u32,
+            end: self.rank as u32 + 1,
+        };
+        let reach = Reach {
+            network: Some(self.network.clone()),
+            address: Some(address),
+        };
+        let wanted = Wanted::of(market.ring(&plan.ring), &plan, windows, &keys, reach)
+            .context("the plan has no such rank")?
+            .with_invite(secret("KVASIR_TOKEN"));
         tokio::task::spawn_blocking({
             let files = files.clone();
             move || files.verify()
@@ -140,12 +154,10 @@ impl Args {
         tokio::spawn(cancel_on_signal(signalled.clone(), self.exit_with_stdin));
         let silent_after = Duration::from_secs(self.silent_after);
         let stage = Stage {
-            market,
+            keeper: Keeper::start(wanted, StageState::Loading, None),
             plan: plan.clone(),
-            rank: self.rank,
             owner: self.owner,
             keys,
-            holder,
             listener,
             fetched_bytes: self.fetched_bytes,
             timings: Timings {

@@ -43,8 +43,8 @@ enum Command {
     Submit(Generate, oneshot::Sender<Result<mpsc::Receiver<Event>, RingError>>),
     /// links are up; frames to the last rank go backwards over this edge
     Up(EdgeSender),
-    /// the epoch is lost, and this is what running requests are told
-    Down(RingError),
+    /// the epoch is lost, and this is what running requests are told; answered once nothing of it comes home any more
+    Down(RingError, oneshot::Sender<()>),
 }
 
 /// The API's handle, and the stage's own to say when links come and go.
@@ -55,6 +55,8 @@ pub struct HeadHandle {
     phase: watch::Sender<Phase>,
     limits: Limits,
     laps: Arc<Mutex<VecDeque<LapTime>>>,
+    /// positions that came home, and requests that wait
+    counts: watch::Sender<(u64, u32)>,
 }
 
 impl std::fmt::Debug for HeadHandle {
@@ -88,6 +90,11 @@ impl HeadHandle {
         self.home.try_send(tokens).is_ok()
     }
 
+    /// Positions that came home since the start, over all epochs, and requests that wait.
+    pub(crate) fn counts(&self) -> (u64, u32) {
+        *self.counts.borrow()
+    }
+
     pub(crate) fn say(&self, phase: Phase) {
         self.phase.send_replace(phase);
     }
@@ -99,7 +106,9 @@ impl HeadHandle {
 
     pub(crate) async fn down(&self, detail: String, told: RingError) {
         self.say(Phase::Forming(detail));
-        let _ = self.commands.send(Command::Down(told)).await;
+        let (done, fallen) = oneshot::channel();
+        let _ = self.commands.send(Command::Down(told, done)).await;
+        let _ = fallen.await;
     }
 }
 
@@ -154,6 +163,7 @@ pub(crate) fn start(shape: Shape, jobs: mpsc::Sender<Job>) -> HeadHandle {
         phase,
         limits,
         laps: Arc::default(),
+        counts: watch::Sender::new((0, 0)),
     };
     let head = Head {
         scheduler: Scheduler::new(shape),
@@ -178,6 +188,8 @@ impl Head {
                 else => return,
             }
             self.act().await;
+            let counts = (self.scheduler.committed(), self.scheduler.load().1 as u32);
+            self.handle.counts.send_replace(counts);
         }
     }
 
@@ -197,7 +209,12 @@ impl Head {
                 };
                 let _ = self.jobs.send(Job::Lap(hello)).await;
             }
-            Command::Down(told) => self.fall(&told),
+            Command::Down(told, done) => {
+                self.fall(&told);
+                let counts = (self.scheduler.committed(), 0);
+                self.handle.counts.send_replace(counts);
+                let _ = done.send(());
+            }
         }
     }
 

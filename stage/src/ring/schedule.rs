@@ -108,6 +108,8 @@ pub struct Scheduler {
     next_sequence: u64,
     next_lap: u64,
     last_kind: LapKind,
+    /// positions that came home since the start, over all epochs
+    committed: u64,
 }
 
 impl Scheduler {
@@ -122,6 +124,7 @@ impl Scheduler {
             next_sequence: 1,
             next_lap: 1,
             last_kind: LapKind::Prefill,
+            committed: 0,
         }
     }
 
@@ -167,6 +170,11 @@ impl Scheduler {
         (self.active.len(), self.waiting.len())
     }
 
+    /// Positions that came home since the start, over all epochs: those of prompts, and each generated token's.
+    pub fn committed(&self) -> u64 {
+        self.committed
+    }
+
     /// A lap came home with what was sampled from it.
     pub fn home(&mut self, tokens: &Tokens) -> Result<(), ScheduleError> {
         let (kind, spans) = self
@@ -174,6 +182,9 @@ impl Scheduler {
             .remove(&tokens.lap)
             .ok_or(ScheduleError::UnknownLap(tokens.lap))?;
         for span in &spans {
+            if kind == LapKind::Prefill {
+                self.committed += u64::from(span.count);
+            }
             if let Some(s) = self.active.get_mut(&span.sequence) {
                 s.in_flight -= 1;
                 if kind == LapKind::Prefill && !s.ending {
@@ -214,6 +225,7 @@ impl Scheduler {
                 continue;
             }
             s.generated += 1;
+            self.committed += 1;
             deliver(Event::Token(sampled.clone()));
             if s.request.stop_tokens.contains(&sampled.token) {
                 s.ending = true;

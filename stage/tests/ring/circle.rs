@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_market::board::{Board, STALE_AFTER};
-use kvasir_market::{Market, MarketClient, router};
-use kvasir_plan::{BoundaryType, LayerRange, Link, ModelRef, Rank, RankManifest};
+use kvasir_market::client::MarketClient;
+use kvasir_market::routes::{Admission, Market, router};
+use kvasir_market::store::{Limits, Store};
+use kvasir_market::types::{Demand, Reach, Run, Source, StageState};
+use kvasir_plan::{BoundaryType, LayerRange, ModelRef, Rank, RankManifest};
 use kvasir_stage::ring::compute::Compute;
 use kvasir_stage::ring::handle::{Event, Finish, Generate, Ring, RingError};
 use kvasir_stage::ring::head::HeadHandle;
 use kvasir_stage::ring::session::Tap;
-use kvasir_stage::run::{RunError, Running, Stage, StageFacts};
+use kvasir_stage::run::{Keeper, RunError, Running, Stage, StageFacts, Wanted};
 use kvasir_wire::edge::Timings;
 use kvasir_wire::frame::{Sampled, Sampling};
 use kvasir_wire::trust::{NodeKeys, OwnerKey};
@@ -89,16 +91,23 @@ impl Circle {
             .iter()
             .map(|_| Arc::new(NodeKeys::generate().unwrap()))
             .collect();
-        let market = Arc::new(Market::new());
-        let (signer, ring) = (owner.clone(), plan.ring.clone());
-        let delegate = Box::new(move |node| Some(signer.delegate(ring.clone(), node)));
-        market.open(
-            &plan.ring,
-            Board::new(plan.clone(), owner.public(), delegate, STALE_AFTER),
-        );
+        let store = Store::memory(Limits::default()).await.unwrap();
+        let market = Market::new(store, Admission::Anyone).await.unwrap();
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base = format!("http://{}", listener.local_addr().unwrap());
-        tokio::spawn(axum::serve(listener, router(market.clone(), None)).into_future());
+        tokio::spawn(axum::serve(listener, router(market)).into_future());
+        let demand = Demand {
+            template: plan.clone(),
+            source: Source::File { path: "toy".into() },
+            delegations: vec![owner.delegate(plan.ring.clone(), keys[0].public())],
+            reserved: (0..).zip(keys.iter().map(|keys| keys.public())).collect(),
+            trusted_ends: true,
+            queued: None,
+            lease_s: None,
+        };
+        let client = MarketClient::new(&base, owner.clone()).unwrap();
+        client.ring(&plan.ring).demand(&demand).await.unwrap();
         let mut seats = vec![];
         for (rank, keys) in keys.iter().enumerate() {
             let tap = taps.get(rank).cloned().flatten();
@@ -201,16 +210,22 @@ async fn seat<C: Compute + 'static>(
     timings: Timings,
     compute: C,
 ) -> (Running, CancellationToken) {
-    let _ = rustls::crypto::ring::default_provider().install_default();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap().to_string();
+    let reach = Reach {
+        network: Some("local".into()),
+        address: Some(listener.local_addr().unwrap().to_string()),
+    };
+    let windows = Run {
+        start: rank as u32,
+        end: rank as u32 + 1,
+    };
+    let market = MarketClient::new(base, keys.clone()).unwrap().ring(&plan.ring);
+    let wanted = Wanted::of(market, plan, windows, keys, reach).unwrap();
     let stage = Stage {
-        market: MarketClient::new(base, &plan.ring, None).unwrap(),
+        keeper: Keeper::start(wanted, StageState::Loading, None),
         plan: plan.clone(),
-        rank,
         owner: owner.public(),
         keys: keys.clone(),
-        holder: keys.holder(uuid::Uuid::new_v4().to_string(), Link::Direct { address }),
         listener,
         fetched_bytes: 0,
         timings,

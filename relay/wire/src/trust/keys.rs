@@ -341,6 +341,11 @@ impl OwnerKey {
         PublicKey(self.0.verifying_key().to_bytes())
     }
 
+    /// Signs `message`; `context` is as for [`NodeKeys::sign`].
+    pub fn sign(&self, context: &str, message: &[u8]) -> Signature {
+        sign(&self.0, context, message)
+    }
+
     /// Lets `delegate` sign the manifests of `ring`.
     pub fn delegate(&self, ring: impl Into<String>, delegate: PublicKey) -> Delegation {
         let (ring, owner) = (ring.into(), self.public());

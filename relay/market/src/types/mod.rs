@@ -1,17 +1,32 @@
-//! What stages and the market tell each other: reports, proposals, the board's status.
+//! What owners, nodes and the market tell each other: demand, claims, reports, proposals, status.
 //!
 //! JSON, camelCase. Unknown fields are passed over, so that a newer stage can talk to an older market.
+
+mod calls;
+mod claims;
+mod demand;
+mod status;
 
 use kvasir_plan::{Holder, LayerRange, RankManifest};
 use kvasir_wire::trust::Delegation;
 use serde::{Deserialize, Serialize};
 
+pub use calls::{
+    Committed, EdgeRole, Enrolled, Enrolment, InviteRequest, Ledger, LedgerRow, Positions, TicketRequest, Time,
+};
+pub use claims::{Claim, ClaimRequest, Renewed, Run, TakenRefusal};
+pub use demand::{Demand, Offer, OfferedWindow, Source, WindowState};
+pub use status::{ClaimStatus, RingStatus};
+
 /// What a stage says of itself, again and again: who it is, which window it has, and how far it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StageReport {
-    /// the process: its keys and where its predecessor reaches it
+    /// the process and its keys; the market chooses the link of a claim from `reach`
     pub holder: Holder,
+    /// how its predecessor could reach it
+    #[serde(default)]
+    pub reach: Reach,
     /// its window, in layers of the whole model
     pub layers: LayerRange,
     /// identity of the model that the window was cut from, text form
@@ -24,6 +39,21 @@ pub struct StageReport {
     /// why the link was lost
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_reason: Option<String>,
+    /// edge of `lost_epoch` that never came up for this stage, if that was it: from this rank to the next
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost_edge: Option<u32>,
+}
+
+/// How a stage can be reached: dialled directly by who names the same network, else over a relay.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Reach {
+    /// name of the network that its address is good in; none when it can't dial or be dialled
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
+    /// `host:port` where it accepts its predecessor; none when nobody can dial it
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
 }
 
 /// How far a stage is.
@@ -60,41 +90,6 @@ pub struct Proposal {
     pub manifest: RankManifest,
     /// the owner's word that rank 0's node key may sign manifests of this ring
     pub delegation: Delegation,
-}
-
-/// One ring as the market sees it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct BoardStatus {
-    /// the ring's name
-    pub ring: String,
-    /// epoch of the published manifest, if there is one
-    pub epoch: Option<u64>,
-    /// epoch that rank 0 has yet to sign, if one is proposed
-    pub proposed: Option<u64>,
-    /// every window, in ring order
-    pub slots: Vec<SlotStatus>,
-}
-
-/// One window as the market sees it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct SlotStatus {
-    /// rank of the window
-    pub rank: u32,
-    /// its layers
-    pub layers: LayerRange,
-    /// latest report of the stage that holds it, none until one has reported
-    pub report: Option<StageReport>,
-    /// the report is too old to count
-    pub stale: bool,
-}
-
-impl SlotStatus {
-    /// Ready, and heard of lately.
-    pub fn ready(&self) -> bool {
-        !self.stale && matches!(&self.report, Some(report) if matches!(report.state, StageState::Ready { .. }))
-    }
 }
 
 /// Body of every refusal.

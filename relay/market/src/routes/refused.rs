@@ -1,0 +1,125 @@
+//! Refusals as they travel: a status, a stable word, and a sentence.
+
+use axum::{
+    Json,
+    extract::rejection::BytesRejection,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+
+use crate::{
+    auth::AuthError,
+    rules::RuleError,
+    store::StoreError,
+    types::{Refusal, TakenRefusal},
+};
+
+/// Why a call is refused.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refused {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("{0}")]
+    Unread(BytesRejection),
+    #[error("{0}")]
+    Body(String),
+    #[error("this market takes rings of owners that it knows: ask whoever runs it to add your key")]
+    OwnerNotAdmitted,
+    #[error("the market has no random bytes for a token")]
+    NoRandomness,
+    #[error("the market was interrupted")]
+    Interrupted,
+}
+
+impl From<AuthError> for Refused {
+    fn from(error: AuthError) -> Self {
+        Refused::Store(error.into())
+    }
+}
+
+impl From<RuleError> for Refused {
+    fn from(error: RuleError) -> Self {
+        Refused::Store(error.into())
+    }
+}
+
+impl Refused {
+    fn reason(&self) -> &'static str {
+        match self {
+            Refused::Store(error) => error.reason(),
+            Refused::Unread(_) | Refused::Body(_) => "BadRequest",
+            Refused::OwnerNotAdmitted => "OwnerNotAdmitted",
+            Refused::NoRandomness => "NoRandomness",
+            Refused::Interrupted => "Interrupted",
+        }
+    }
+
+    fn status(&self) -> StatusCode {
+        match self {
+            Refused::Unread(rejection) => rejection.status(),
+            Refused::Body(_) => StatusCode::BAD_REQUEST,
+            Refused::OwnerNotAdmitted => StatusCode::FORBIDDEN,
+            Refused::NoRandomness | Refused::Interrupted => StatusCode::INTERNAL_SERVER_ERROR,
+            Refused::Store(error) => match error {
+                StoreError::UnknownRing { .. } => StatusCode::NOT_FOUND,
+                StoreError::Full { .. } => StatusCode::INSUFFICIENT_STORAGE,
+                StoreError::TooBig { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+                StoreError::Auth(error) => auth_status(error),
+                StoreError::Rule(error) => rule_status(error),
+                StoreError::Open(_) | StoreError::Migrate(_) | StoreError::Query(_) | StoreError::Stored { .. } => {
+                    StatusCode::SERVICE_UNAVAILABLE
+                }
+            },
+        }
+    }
+}
+
+fn auth_status(error: &AuthError) -> StatusCode {
+    match error {
+        AuthError::NotEnrolled { .. } | AuthError::Stranger { .. } | AuthError::NotOwner { .. } => {
+            StatusCode::FORBIDDEN
+        }
+        AuthError::Unsigned { .. }
+        | AuthError::Malformed { .. }
+        | AuthError::ClockSkew { .. }
+        | AuthError::BadSignature
+        | AuthError::Replayed
+        | AuthError::UnknownInvite
+        | AuthError::InviteSpent => StatusCode::UNAUTHORIZED,
+    }
+}
+
+fn rule_status(error: &RuleError) -> StatusCode {
+    match error.reason() {
+        "UnknownRing" | "UnknownClaim" | "UnknownEpoch" | "UnknownWindows" => StatusCode::NOT_FOUND,
+        "Taken" | "Quota" | "Fenced" | "NotProposed" | "NotRelayed" => StatusCode::CONFLICT,
+        "Expired" | "Stalled" => StatusCode::GONE,
+        "ForeignOwner" | "ForeignClaim" | "Unsigned" | "NotRank0" | "NotAtEdge" => StatusCode::FORBIDDEN,
+        _ => StatusCode::UNPROCESSABLE_ENTITY,
+    }
+}
+
+/// An error and its causes on one line.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(error), |error| error.source())
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let (status, reason) = (self.status(), self.reason().to_owned());
+        let message = if status.is_server_error() && !matches!(self, Refused::Store(StoreError::Full { .. })) {
+            // What a database says may name what is no caller's business.
+            tracing::error!(reason, error = %chain(&self), "a call failed");
+            self.to_string()
+        } else {
+            chain(&self)
+        };
+        if let Refused::Store(StoreError::Rule(RuleError::Taken { open, .. })) = self {
+            return (status, Json(TakenRefusal { reason, message, open })).into_response();
+        }
+        (status, Json(Refusal { reason, message })).into_response()
+    }
+}

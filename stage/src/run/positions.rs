@@ -1,0 +1,239 @@
+//! Rank 0's account of what came home: a counter for each epoch, told to the market until it says that it has it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kvasir_market::client::{Backoff, RingClient};
+use kvasir_market::types::Positions;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+use super::chain;
+use crate::ring::head::HeadHandle;
+
+/// The counter of the running epoch is told this often while it grows.
+const TELL_EVERY: Duration = Duration::from_secs(2);
+/// Epochs that ended and that the market has not taken yet: the oldest are given up beyond that.
+const KEPT: usize = 256;
+
+/// Counters by epoch, and what the market has of them. Pure: totals and the queue are arguments.
+#[derive(Debug, Default)]
+struct Counters {
+    /// the running epoch, and the total at its beginning
+    running: Option<(u64, u64)>,
+    /// counters of epochs that are over and not taken yet
+    ended: BTreeMap<u64, u64>,
+    /// what the market has of the running epoch
+    told: Option<Positions>,
+}
+
+impl Counters {
+    fn begin(&mut self, epoch: u64, total: u64) {
+        self.end(total);
+        self.running = Some((epoch, total));
+    }
+
+    fn end(&mut self, total: u64) {
+        if let Some((epoch, base)) = self.running.take() {
+            let committed = total - base;
+            let known = self.told.take().map_or(0, |told| told.committed);
+            if committed > known {
+                self.ended.insert(epoch, committed);
+            }
+            if self.ended.len() > KEPT {
+                self.ended.pop_first();
+            }
+        }
+    }
+
+    /// What the market has to be told: epochs that are over first.
+    fn due(&self, total: u64, queued: u32) -> Option<Positions> {
+        let over = self.ended.iter().next().map(|(epoch, committed)| Positions {
+            epoch: *epoch,
+            committed: *committed,
+            queued,
+        });
+        let running = self.running.map(|(epoch, base)| Positions {
+            epoch,
+            committed: total - base,
+            queued,
+        });
+        let told = self.told.unwrap_or(Positions {
+            epoch: 0,
+            committed: 0,
+            queued: 0,
+        });
+        let news = |now: &Positions| (now.committed, now.queued) != (told.committed, told.queued);
+        over.or(running.filter(news))
+    }
+
+    /// The market has it, or will never take it.
+    fn settled(&mut self, positions: Positions) {
+        if self.running.is_some_and(|(epoch, _)| epoch == positions.epoch) {
+            self.told = Some(positions);
+        } else if self.ended.get(&positions.epoch) == Some(&positions.committed) {
+            self.ended.remove(&positions.epoch);
+        }
+    }
+}
+
+/// Tells the market, in a task of its own.
+#[derive(Debug)]
+pub(super) struct Meter {
+    head: HeadHandle,
+    counters: Arc<Mutex<Counters>>,
+    /// something is to be told before its time
+    now: Arc<Notify>,
+    /// something was told
+    told: Arc<Notify>,
+    task: JoinHandle<()>,
+}
+
+impl Meter {
+    pub(super) fn start(market: RingClient, head: HeadHandle) -> Self {
+        let counters = Arc::new(Mutex::new(Counters::default()));
+        let (now, told) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let task = tokio::spawn(tell(market, head.clone(), counters.clone(), now.clone(), told.clone()));
+        Meter {
+            head,
+            counters,
+            now,
+            told,
+            task,
+        }
+    }
+
+    /// An epoch's laps begin.
+    pub(super) fn begin(&self, epoch: u64) {
+        lock(&self.counters).begin(epoch, self.head.counts().0);
+    }
+
+    /// Nothing of the epoch comes home any more.
+    pub(super) fn end(&self) {
+        lock(&self.counters).end(self.head.counts().0);
+        self.now.notify_one();
+    }
+
+    /// Ends; what the market has not been told within `within` it will not hear.
+    pub(super) async fn finish(self, within: Duration) {
+        self.end();
+        let all = async {
+            while !lock(&self.counters).ended.is_empty() {
+                self.told.notified().await;
+            }
+        };
+        let _ = tokio::time::timeout(within, all).await;
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn tell(
+    market: RingClient,
+    head: HeadHandle,
+    counters: Arc<Mutex<Counters>>,
+    now: Arc<Notify>,
+    told: Arc<Notify>,
+) {
+    let mut backoff = Backoff::default();
+    loop {
+        let (total, queued) = head.counts();
+        let due = lock(&counters).due(total, queued);
+        let mut pause = TELL_EVERY;
+        if let Some(positions) = due {
+            match market.positions(&positions).await {
+                Ok(_) => {
+                    lock(&counters).settled(positions);
+                    backoff.reset();
+                }
+                Err(e) if e.retryable() => {
+                    tracing::debug!(error = %chain(&e), "the market was not told what came home");
+                    pause = backoff.pause();
+                }
+                Err(e) => {
+                    let Positions { epoch, committed, .. } = positions;
+                    tracing::warn!(epoch, committed, reason = e.reason(), error = %chain(&e), "the market credits nothing");
+                    lock(&counters).settled(positions);
+                }
+            }
+            told.notify_one();
+            if pause == TELL_EVERY && !lock(&counters).ended.is_empty() {
+                continue;
+            }
+        }
+        // The end of an epoch is told at once.
+        let _ = tokio::time::timeout(pause, now.notified()).await;
+    }
+}
+
+/// Counters are whole after every step, so a lock that a panic poisoned still guards sound ones.
+fn lock(counters: &Mutex<Counters>) -> MutexGuard<'_, Counters> {
+    counters.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn positions(epoch: u64, committed: u64, queued: u32) -> Option<Positions> {
+        Some(Positions {
+            epoch,
+            committed,
+            queued,
+        })
+    }
+
+    #[test]
+    fn each_epoch_counts_from_its_own_beginning_and_is_told_until_it_is_taken() {
+        let mut counters = Counters::default();
+        assert_eq!(counters.due(5, 0), None, "nothing runs");
+        counters.begin(3, 5);
+        assert_eq!(counters.due(5, 0), None, "nothing came home");
+        assert_eq!(counters.due(7, 1), positions(3, 2, 1));
+        counters.settled(positions(3, 2, 1).unwrap());
+        assert_eq!(counters.due(7, 1), None);
+        counters.end(9);
+        counters.begin(4, 9);
+        assert_eq!(counters.due(9, 0), positions(3, 4, 0), "what is over goes first");
+        assert_eq!(counters.due(9, 0), positions(3, 4, 0), "again, until it is taken");
+        counters.settled(positions(3, 4, 0).unwrap());
+        assert_eq!(counters.due(12, 0), positions(4, 3, 0));
+    }
+
+    #[test]
+    fn an_epoch_that_brought_nothing_new_is_not_told_of() {
+        let mut counters = Counters::default();
+        counters.begin(1, 0);
+        counters.settled(positions(1, 8, 0).unwrap());
+        counters.end(8);
+        assert_eq!(counters.due(8, 0), None);
+        counters.begin(2, 8);
+        counters.end(8);
+        assert_eq!(counters.due(8, 0), None);
+    }
+
+    #[test]
+    fn an_answer_that_comes_after_the_end_settles_only_what_it_is_about() {
+        let mut counters = Counters::default();
+        counters.begin(1, 0);
+        counters.end(8);
+        counters.settled(positions(1, 5, 0).unwrap());
+        assert_eq!(counters.due(8, 0), positions(1, 8, 0));
+    }
+
+    #[test]
+    fn what_a_market_never_takes_is_bounded() {
+        let mut counters = Counters::default();
+        for epoch in 0..1000 {
+            counters.begin(epoch, epoch);
+        }
+        counters.end(1000);
+        assert_eq!(counters.ended.len(), KEPT);
+        assert_eq!(counters.due(1000, 0), positions(744, 1, 0));
+    }
+}
