@@ -14,6 +14,7 @@
 
 use std::{fmt, sync::Arc};
 
+use serde::{Deserialize, Serialize};
 use snow::{HandshakeState, StatelessTransportState};
 
 use crate::{frame::VERSION, trust::NodeKeys};
@@ -30,7 +31,8 @@ pub const MESSAGE_BYTES: usize = 48;
 const MAGIC: [u8; 4] = *b"KVSR";
 
 /// Which end of an edge this is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Role {
     /// rank r, whose laps go over the edge; it begins the handshake
     Predecessor,
