@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Files of a relay beside those of its legs.
-const OTHER_FILES: u64 = 512;
+pub const OTHER_FILES: u64 = 512;
 
 /// A relay: bridges the edges of stages that can't be dialled, and serves the market.
 #[derive(Debug, Parser)]

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::ring::compute::Compute;
 use crate::ring::head::{self, HeadHandle, Phase};
 use crate::ring::link::{Forming, LinkError};
+use crate::ring::relays::Relays;
 use crate::ring::schedule::Shape;
 use crate::ring::session::{Lost, Session, Tap};
 use crate::ring::worker::Worker;
@@ -45,6 +46,8 @@ pub struct Stage {
     pub holder: Holder,
     /// where the predecessor is accepted
     pub listener: TcpListener,
+    /// the way to relays, for edges that can't be dialled; none for direct edges only
+    pub relays: Option<Relays>,
     /// bytes that `fetch` took from the source, for the report
     pub fetched_bytes: u64,
     /// pings and bounds of the links
@@ -242,6 +245,7 @@ impl Stage {
             rank: self.rank,
             keys: &self.keys,
             listener: &self.listener,
+            relays: self.relays.as_ref(),
             timings: self.timings,
             within: self.form_within,
         };

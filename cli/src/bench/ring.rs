@@ -59,6 +59,7 @@ impl MeasuredRing {
             holder: keys.holder(uuid::Uuid::new_v4().to_string(), Link::Direct { address }),
             keys,
             listener,
+            relays: None,
             fetched_bytes: 0,
             timings: Timings::default(),
             form_within: FORM_WITHIN,

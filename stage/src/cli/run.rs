@@ -137,6 +137,7 @@ impl Args {
             keys,
             holder,
             listener,
+            relays: None,
             fetched_bytes: self.fetched_bytes,
             timings: Timings {
                 silent_after,

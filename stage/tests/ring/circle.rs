@@ -204,6 +204,7 @@ async fn seat<C: Compute + 'static>(
         keys: keys.clone(),
         holder: keys.holder(uuid::Uuid::new_v4().to_string(), Link::Direct { address }),
         listener,
+        relays: None,
         fetched_bytes: 0,
         timings,
         form_within: Duration::from_secs(10),

@@ -77,6 +77,27 @@ pub enum LegError {
         /// the relay's text
         message: String,
     },
+    /// the market gives no ticket
+    #[error("the market gives no ticket for the leg ({reason}): {message}")]
+    NoTicket {
+        /// the market's own word for it
+        reason: String,
+        /// the market's text
+        message: String,
+        /// whether asking again may help
+        retryable: bool,
+    },
+    /// the market's ticket is for another relay than the manifest names
+    #[error("the manifest names the relay at {named}, and the market's ticket is for {offered}")]
+    OtherRelay {
+        /// relay in the manifest
+        named: String,
+        /// relay that the ticket is for
+        offered: String,
+    },
+    /// this stage has no way to relays
+    #[error("this stage takes no relayed edges: it has no tickets")]
+    NoRelays,
     /// it isn't a relay
     #[error("no WebSocket with the relay: {detail}")]
     NotARelay {
@@ -104,6 +125,9 @@ impl LegError {
             LegError::NoAuthorities { .. } => "NoCertificateAuthorities",
             LegError::Tls { .. } => "RelayTlsFailed",
             LegError::Refused { .. } => "RelayRefused",
+            LegError::NoTicket { .. } => "NoTicket",
+            LegError::OtherRelay { .. } => "WrongRelay",
+            LegError::NoRelays => "NoRelays",
             LegError::NotARelay { .. } => "NotARelay",
             LegError::Closed(close) => close.reason(),
             LegError::ClosedOtherwise { .. } => "LegClosed",
@@ -113,10 +137,14 @@ impl LegError {
     /// Whether another leg may fare better.
     pub fn retryable(&self) -> bool {
         match self {
-            LegError::BadUrl { .. } | LegError::NoAuthorities { .. } => false,
+            LegError::BadUrl { .. } | LegError::NoAuthorities { .. } | LegError::NoRelays => false,
+            LegError::NoTicket { retryable, .. } => *retryable,
             LegError::Refused { status, .. } => *status == 429 || *status >= 500 || *status == 401,
             LegError::Closed(close) => close.retryable(),
-            LegError::Tls { .. } | LegError::NotARelay { .. } | LegError::ClosedOtherwise { .. } => true,
+            LegError::Tls { .. }
+            | LegError::OtherRelay { .. }
+            | LegError::NotARelay { .. }
+            | LegError::ClosedOtherwise { .. } => true,
         }
     }
 }
