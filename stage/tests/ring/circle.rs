@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_market::board::{Board, STALE_AFTER};
-use kvasir_market::{Market, MarketClient, router};
+use kvasir_market::{BoardStatus, Market, MarketClient, router};
 use kvasir_plan::{BoundaryType, LayerRange, Link, ModelRef, Rank, RankManifest};
 use kvasir_stage::ring::compute::Compute;
 use kvasir_stage::ring::handle::{Event, Finish, Generate, Ring, RingError};
 use kvasir_stage::ring::head::HeadHandle;
+use kvasir_stage::ring::relays::Relays;
 use kvasir_stage::ring::session::Tap;
 use kvasir_stage::run::{RunError, Running, Stage, StageFacts};
 use kvasir_wire::edge::Timings;
@@ -57,6 +58,35 @@ pub fn plan(layers: u32, stages: u32, embedding_length: u32, vocabulary: u32) ->
     }
 }
 
+/// How stages are reached.
+#[derive(Clone)]
+pub enum Way {
+    /// all over TCP
+    Direct,
+    /// the ranks named by way of a relay
+    Relayed {
+        ranks: Vec<usize>,
+        url: String,
+        relays: Option<Relays>,
+    },
+}
+
+impl Way {
+    fn link(&self, rank: usize, address: String) -> Link {
+        match self {
+            Way::Relayed { ranks, url, .. } if ranks.contains(&rank) => Link::Relayed { url: url.clone() },
+            _ => Link::Direct { address },
+        }
+    }
+
+    fn relays(&self) -> Option<Relays> {
+        match self {
+            Way::Direct => None,
+            Way::Relayed { relays, .. } => relays.clone(),
+        }
+    }
+}
+
 /// One stage of a [`Circle`].
 struct Seat {
     running: Option<Running>,
@@ -73,11 +103,23 @@ pub struct Circle {
     keys: Vec<Arc<NodeKeys>>,
     taps: Vec<Option<Tap>>,
     timings: Timings,
+    way: Way,
 }
 
 impl Circle {
     /// Opens the market and starts one stage per rank; `make` gives each rank its engine.
     pub async fn start<C: Compute + 'static>(
+        plan: RankManifest,
+        taps: Vec<Option<Tap>>,
+        timings: Timings,
+        make: impl Fn(usize) -> C,
+    ) -> Circle {
+        Circle::by(Way::Direct, plan, taps, timings, make).await
+    }
+
+    /// [`Circle::start`] with stages that are reached in some way.
+    pub async fn by<C: Compute + 'static>(
+        way: Way,
         plan: RankManifest,
         taps: Vec<Option<Tap>>,
         timings: Timings,
@@ -102,7 +144,7 @@ impl Circle {
         let mut seats = vec![];
         for (rank, keys) in keys.iter().enumerate() {
             let tap = taps.get(rank).cloned().flatten();
-            let (running, stop) = seat(&plan, rank, &base, &owner, keys, tap, timings, make(rank)).await;
+            let (running, stop) = seat(&plan, rank, &base, &owner, keys, tap, timings, &way, make(rank)).await;
             seats.push(Seat {
                 running: Some(running),
                 stop,
@@ -122,7 +164,14 @@ impl Circle {
             keys,
             taps,
             timings,
+            way,
         }
+    }
+
+    /// The ring as its market sees it.
+    pub async fn status(&self) -> BoardStatus {
+        let market = MarketClient::new(&self.base, &self.plan.ring, None).unwrap();
+        market.status().await.unwrap()
     }
 
     /// [`Circle::start`], and waits until a lap has gone round.
@@ -154,6 +203,7 @@ impl Circle {
             &self.keys[rank],
             tap,
             self.timings,
+            &self.way,
             compute,
         )
         .await;
@@ -191,6 +241,7 @@ async fn seat<C: Compute + 'static>(
     keys: &Arc<NodeKeys>,
     tap: Option<Tap>,
     timings: Timings,
+    way: &Way,
     compute: C,
 ) -> (Running, CancellationToken) {
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -202,9 +253,9 @@ async fn seat<C: Compute + 'static>(
         rank,
         owner: owner.public(),
         keys: keys.clone(),
-        holder: keys.holder(uuid::Uuid::new_v4().to_string(), Link::Direct { address }),
+        holder: keys.holder(uuid::Uuid::new_v4().to_string(), way.link(rank, address)),
         listener,
-        relays: None,
+        relays: way.relays(),
         fetched_bytes: 0,
         timings,
         form_within: Duration::from_secs(10),

@@ -5,4 +5,5 @@ mod circle;
 mod equality;
 mod protocol;
 mod real;
+mod relayed;
 mod toy;
