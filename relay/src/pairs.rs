@@ -5,7 +5,7 @@
 //! new one, and both ends come anew.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     sync::Arc,
 };
 
@@ -54,21 +54,27 @@ impl<T> Pairs<T> {
 
     /// Takes a leg in; `server` reaches the task that serves it if it has to wait.
     pub(crate) fn arrive(&mut self, key: EdgeKey, role: Role, server: T) -> Arrival<'_, T> {
-        let meets = |slot: &Slot<T>| slot.waiting.is_some_and(|waiting| waiting != role);
-        if self.slots.get(&key).is_some_and(meets) {
-            // Looked up again, since a borrow that is returned on one way only can't end on the other.
-            if let Some(slot) = self.slots.get_mut(&key) {
+        let entry = match self.slots.entry(key) {
+            Entry::Occupied(slot) if slot.get().waiting.is_some_and(|waiting| waiting != role) => {
+                let slot = slot.into_mut();
                 slot.waiting = None;
                 return Arrival::Meets(&slot.server);
             }
-        }
+            entry => entry,
+        };
         self.made += 1;
         let slot = Slot {
             number: self.made,
             waiting: Some(role),
             server,
         };
-        let replaced = self.slots.insert(key, slot).map(|old| old.server);
+        let replaced = match entry {
+            Entry::Occupied(mut taken) => Some(taken.insert(slot).server),
+            Entry::Vacant(free) => {
+                free.insert(slot);
+                None
+            }
+        };
         Arrival::Waits {
             number: self.made,
             replaced,

@@ -22,8 +22,8 @@ use crate::{
 const HEADER_WITHIN: Duration = Duration::from_secs(10);
 /// Bytes of a request's header at most: a ticket and a signature fit many times.
 const MAX_HEADER: usize = 16 * 1024;
-/// Connections beside those of legs: calls of the market, and upgrades under way.
-const OTHER_CONNECTIONS: usize = 4096;
+/// Connections that are no legs (yet): calls of the market, and upgrades under way. More wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 4096;
 /// Calls under way have this long to end once the legs are gone.
 const LAST_CALLS: Duration = Duration::from_secs(2);
 
@@ -53,7 +53,7 @@ pub async fn serve(
     config: RelayConfig,
     shutdown: CancellationToken,
 ) -> Result<(), TlsError> {
-    let connections = Arc::new(Semaphore::new(config.bridge.max_legs + OTHER_CONNECTIONS));
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let closing = CancellationToken::new();
     let tls = match config.tls {
         Some(files) => Some(Tls::load(files, closing.clone()).await?),
@@ -70,24 +70,23 @@ pub async fn serve(
         .with_state(Arc::clone(&bridge))
         .merge(
             Router::new()
-                .route("/healthz", get(async || "ok"))
+                .route("/healthz", get(|| async { "ok" }))
                 .route("/readyz", get(ready))
                 .route("/metrics", get(metrics))
                 .with_state(health),
         )
         .merge(market)
         .fallback(unknown);
-    let accepting = tokio::spawn(accept(listener, router, tls, Arc::clone(&connections), closing.clone()));
+    let accepting = tokio::spawn(accept(listener, router, tls, connections, closing.clone()));
     shutdown.cancelled().await;
     bridge.leave();
     tracing::info!(grace = ?config.drain_grace, "shutting down: no new legs");
     tokio::time::sleep(config.drain_grace).await;
     bridge.close().await;
     closing.cancel();
-    let all = connections.available_permits();
-    // The accepting task ends by itself, and with it what nobody waits for.
+    // What is still under way then ends with the process.
     let _ = timeout(LAST_CALLS, accepting).await;
-    tracing::info!(connections = all, "the relay ended");
+    tracing::info!("the relay ended");
     Ok(())
 }
 
@@ -164,7 +163,7 @@ async fn connection(
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection failed");
     }
-    // A connection that became a leg is counted as one of the legs from here on.
+    // A connection that became a leg has a place among the legs by now.
     drop(place);
 }
 

@@ -30,31 +30,31 @@ const IDLE_MEMORY: u64 = 512 << 20;
 #[derive(Debug, clap::Args)]
 pub struct RelayBench {
     /// Edges that are busy while delays are measured
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, env = "KVASIR_EDGES", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     edges: u32,
     /// Bytes of a frame
-    #[arg(long, default_value_t = 12 * 1024, value_parser = clap::value_parser!(u32).range(64..=65_535))]
+    #[arg(long, env = "KVASIR_FRAME", default_value_t = 12 * 1024, value_parser = clap::value_parser!(u32).range(64..=65_535))]
     frame: u32,
     /// Frames of an edge in a second
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, env = "KVASIR_RATE", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     rate: u32,
     /// Seconds of each turn
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, env = "KVASIR_SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
     /// Turns of each
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, env = "KVASIR_TURNS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     turns: u32,
     /// MiB that one edge carries in each turn
-    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, env = "KVASIR_BULK_MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
     bulk_mib: u32,
     /// Edges that are opened and left alone
-    #[arg(long, default_value_t = 5000)]
+    #[arg(long, env = "KVASIR_IDLE_EDGES", default_value_t = 5000)]
     idle_edges: u32,
     /// nginx; looked for in PATH, /usr/sbin and the cache when absent
     #[arg(long, env = "KVASIR_NGINX")]
     nginx: Option<std::path::PathBuf>,
     /// Size of nginx's buffers (`proxy_buffer_size`); its own default is 4k
-    #[arg(long, default_value = "64k")]
+    #[arg(long, env = "KVASIR_NGINX_BUFFER", default_value = "64k")]
     nginx_buffer: String,
     /// Form of the output
     #[arg(short, long, env = "KVASIR_OUTPUT", value_enum, default_value_t)]
