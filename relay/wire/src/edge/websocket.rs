@@ -49,12 +49,9 @@ const MAX_WORDS: usize = 500;
 /// Why a relayed leg failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LegError {
-    /// the manifest's address of the relay isn't one
-    #[error("the relay's address {url:?} is not an http or https URL without user, query and fragment")]
-    BadUrl {
-        /// address as given
-        url: String,
-    },
+    /// the manifest's address of the relay isn't one; it isn't shown, since it may hold a secret
+    #[error("the relay's address is not an http or https URL without user, query and fragment")]
+    BadUrl,
     /// the system's certificates, or the extra file, can't be used
     #[error("no certificate authorities to check the relay with: {detail}")]
     NoAuthorities {
@@ -121,7 +118,7 @@ impl LegError {
     /// Stable `PascalCase` word for metrics, events and conditions; the text of a refusal names the relay's own.
     pub fn reason(&self) -> &'static str {
         match self {
-            LegError::BadUrl { .. } => "BadRelayAddress",
+            LegError::BadUrl => "BadRelayAddress",
             LegError::NoAuthorities { .. } => "NoCertificateAuthorities",
             LegError::Tls { .. } => "RelayTlsFailed",
             LegError::Refused { .. } => "RelayRefused",
@@ -137,7 +134,7 @@ impl LegError {
     /// Whether another leg may fare better.
     pub fn retryable(&self) -> bool {
         match self {
-            LegError::BadUrl { .. } | LegError::NoAuthorities { .. } | LegError::NoRelays => false,
+            LegError::BadUrl | LegError::NoAuthorities { .. } | LegError::NoRelays => false,
             LegError::NoTicket { retryable, .. } => *retryable,
             LegError::Refused { status, .. } => *status == 429 || *status >= 500 || *status == 401,
             LegError::Closed(close) => close.retryable(),
@@ -228,9 +225,7 @@ impl RelayDialer {
                 .and_then(|tcp| tune(&tcp).map(|()| tcp))
                 .map_err(unreachable)?;
             let transport = if target.tls {
-                let name = ServerName::try_from(target.host().to_owned()).map_err(|_| LegError::BadUrl {
-                    url: url.to_owned(),
-                })?;
+                let name = ServerName::try_from(target.host().to_owned()).map_err(|_| LegError::BadUrl)?;
                 let connector = TlsConnector::from(Arc::clone(&self.tls));
                 let tls = connector.connect(name, tcp).await.map_err(|error| LegError::Tls {
                     detail: error.to_string(),
@@ -239,9 +234,7 @@ impl RelayDialer {
             } else {
                 Transport::Plain(tcp)
             };
-            let request = target.request(ticket).ok_or_else(|| LegError::BadUrl {
-                url: url.to_owned(),
-            })?;
+            let request = target.request(ticket).ok_or(LegError::BadUrl)?;
             let (mut socket, _) = client_async_with_config(request, transport, Some(limits()))
                 .await
                 .map_err(refused)?;
@@ -280,16 +273,15 @@ struct Target {
 
 impl Target {
     fn parse(url: &str) -> Result<Target, LegError> {
-        let bad = || LegError::BadUrl { url: url.to_owned() };
-        let uri: Uri = url.parse().map_err(|_| bad())?;
+        let uri: Uri = url.parse().map_err(|_| LegError::BadUrl)?;
         let tls = match uri.scheme_str() {
             Some("https") => true,
             Some("http") => false,
-            _ => return Err(bad()),
+            _ => return Err(LegError::BadUrl),
         };
-        let authority = uri.authority().ok_or_else(bad)?.clone();
+        let authority = uri.authority().ok_or(LegError::BadUrl)?.clone();
         if authority.as_str().contains('@') || uri.query().is_some() || url.contains('#') || authority.host().is_empty() {
-            return Err(bad());
+            return Err(LegError::BadUrl);
         }
         let port = authority.port_u16().unwrap_or(if tls { 443 } else { 80 });
         let path = format!("{}{EDGE_PATH}", uri.path().trim_end_matches('/'));
@@ -536,7 +528,8 @@ mod tests {
             "",
         ] {
             let error = Target::parse(url).unwrap_err();
-            assert_eq!(error.reason(), "BadRelayAddress", "{url}");
+            assert_eq!(error, LegError::BadUrl, "{url}");
+            assert!(!error.to_string().contains("secret"));
         }
     }
 
