@@ -5,7 +5,7 @@
 //! peer and nobody else.
 
 use std::{
-    future::{pending, poll_fn},
+    future::poll_fn,
     task::{Context, Poll},
     time::Duration,
 };
@@ -77,10 +77,11 @@ impl Edge {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Ends> {
-        let [first, second] = &mut self.legs;
         loop {
             let mut moved = false;
-            for (number, from, to) in [(0, &mut *first, &mut *second), (1, &mut *second, &mut *first)] {
+            for number in 0..2 {
+                let [first, second] = &mut self.legs;
+                let (from, to) = if number == 0 { (first, second) } else { (second, first) };
                 match to.poll_flush(cx) {
                     Poll::Ready(Ok(())) => {}
                     Poll::Ready(Err(gone)) => return Poll::Ready(ends(1 - number, gone)),

@@ -38,9 +38,9 @@ async fn what_is_said_before_the_peer_is_there_is_kept_for_it() {
 #[tokio::test]
 async fn edges_keep_apart() {
     let relay = Relay::start(Wish::default()).await;
-    let (mut zero, mut one) = (relay.legs(0).await, relay.legs(1).await);
-    passes(&mut zero[0], &mut zero[1], b"zero").await;
-    passes(&mut one[0], &mut one[1], b"one!").await;
+    let ([mut from_zero, mut to_zero], [mut from_one, mut to_one]) = (relay.legs(0).await, relay.legs(1).await);
+    passes(&mut from_zero, &mut to_zero, b"zero").await;
+    passes(&mut from_one, &mut to_one, b"one!").await;
 }
 
 #[tokio::test]

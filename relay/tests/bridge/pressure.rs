@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Nothing more goes in when nothing went in for this long.
-const FULL: Duration = Duration::from_millis(500);
+const FULL: Duration = Duration::from_millis(200);
 
 /// Writes until nothing more is taken; gives the bytes that were.
 async fn fill(leg: &mut LegStream) -> u64 {
