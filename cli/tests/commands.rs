@@ -271,7 +271,18 @@ fn a_bench_needs_a_pair_and_a_context_for_its_prompts() {
 
 #[test]
 fn a_relay_is_measured_beside_nginx() {
-    let small = ["--edges", "2", "--seconds", "1", "--turns", "1", "--bulk-mib", "8", "--idle-edges", "50"];
+    let small = [
+        "--edges",
+        "2",
+        "--seconds",
+        "1",
+        "--turns",
+        "1",
+        "--bulk-mib",
+        "8",
+        "--idle-edges",
+        "50",
+    ];
     let printed = prints(&[&["bench", "relay", "-o", "json"], &small[..]].concat());
     let report: Value = serde_json::from_str(&printed).unwrap();
     for ratio in ["latency_ratio_p50", "latency_ratio_p99", "bulk_ratio"] {

@@ -1,11 +1,17 @@
 //! The command line of a relay.
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode, thread::available_parallelism, time::Duration};
+use std::{
+    io::IsTerminal as _, net::SocketAddr, path::PathBuf, process::ExitCode, thread::available_parallelism,
+    time::Duration,
+};
 
 use anyhow::{Context as _, ensure};
 use clap::Parser;
 use kvasir_market::TicketKey;
-use tokio::{net::TcpListener, signal::unix::{SignalKind, signal}};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -128,7 +134,9 @@ fn ticket_key(file: Option<&std::path::Path>) -> anyhow::Result<TicketKey> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     // A node's public key has the same form: 32 bytes in hex.
     let bytes = text.trim().parse::<kvasir_wire::trust::PublicKey>();
-    let bytes = bytes.ok().with_context(|| format!("{} is no ticket key: 64 digits of hex", path.display()))?;
+    let bytes = bytes
+        .ok()
+        .with_context(|| format!("{} is no ticket key: 64 digits of hex", path.display()))?;
     Ok(TicketKey::from_bytes(bytes.0))
 }
 
@@ -174,6 +182,7 @@ pub fn log_to_stderr() {
     let lines = fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_target(false);
     if std::env::var("KVASIR_LOG_FORMAT").is_ok_and(|form| form == "json") {
         lines.json().init();

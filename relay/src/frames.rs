@@ -104,16 +104,13 @@ impl Decoder {
     /// Appends the payload of the frames in `buffer` to `payloads`, without frames around it.
     pub(crate) fn collect(&mut self, buffer: &mut [u8], payloads: &mut Vec<u8>) {
         let filled = 0..buffer.len();
-        self.each_payload(buffer, filled, |buffer, payload| payloads.extend_from_slice(&buffer[payload]));
+        self.each_payload(buffer, filled, |buffer, payload| {
+            payloads.extend_from_slice(&buffer[payload])
+        });
     }
 
     /// Unmasks what is payload in `buffer[filled]`, and shows each stretch of it.
-    fn each_payload(
-        &mut self,
-        buffer: &mut [u8],
-        filled: Range<usize>,
-        mut show: impl FnMut(&mut [u8], Range<usize>),
-    ) {
+    fn each_payload(&mut self, buffer: &mut [u8], filled: Range<usize>, mut show: impl FnMut(&mut [u8], Range<usize>)) {
         let mut at = filled.start;
         while at < filled.end && self.ended.is_none() {
             if self.left > 0 {

@@ -149,10 +149,7 @@ fn c3_a_message_above_the_limit_is_named_with_both_numbers() {
     let limit = LIMIT as u64;
     assert_eq!(
         decoder.ended(),
-        Some(Ended::Broken(Close::TooLarge {
-            size: limit + 1,
-            limit
-        }))
+        Some(Ended::Broken(Close::TooLarge { size: limit + 1, limit }))
     );
 }
 
@@ -163,10 +160,7 @@ fn c3_fragments_count_together() {
     let limit = LIMIT as u64;
     assert_eq!(
         fed(&wire).ended(),
-        Some(Ended::Broken(Close::TooLarge {
-            size: limit + 2,
-            limit
-        }))
+        Some(Ended::Broken(Close::TooLarge { size: limit + 2, limit }))
     );
     let fits = [frame(BINARY, &half[1..]), frame(FINAL | CONTINUATION, &half[1..])].concat();
     assert_eq!(fed(&[fits.clone(), fits].concat()).ended(), None);
@@ -192,7 +186,10 @@ fn what_the_standard_forbids_is_malformed() {
         ("fragmented ping", frame(PING, b"x")),
         ("long ping", frame(FINAL | PING, &[0; 126])),
         ("continuation of nothing", frame(FINAL | CONTINUATION, b"x")),
-        ("message within a message", [frame(BINARY, b"x"), frame(FINAL | BINARY, b"y")].concat()),
+        (
+            "message within a message",
+            [frame(BINARY, b"x"), frame(FINAL | BINARY, b"y")].concat(),
+        ),
     ];
     for (what, wire) in cases {
         assert_eq!(fed(&wire).ended(), Some(Ended::Broken(Close::Malformed)), "{what}");
@@ -201,7 +198,12 @@ fn what_the_standard_forbids_is_malformed() {
 
 #[test]
 fn a_ping_between_fragments_is_seen_and_nothing_is_lost() {
-    let wire = [frame(BINARY, b"ab"), frame(FINAL | PING, b"beat"), frame(FINAL | CONTINUATION, b"cd")].concat();
+    let wire = [
+        frame(BINARY, b"ab"),
+        frame(FINAL | PING, b"beat"),
+        frame(FINAL | CONTINUATION, b"cd"),
+    ]
+    .concat();
     for size in 1..wire.len() {
         let mut decoder = Decoder::new(LIMIT);
         let out = passed_on(&mut decoder, &wire, &[size]);

@@ -165,11 +165,7 @@ impl Leg {
 
     /// Reads what comes before the peer is there, and keeps it, until `done` or the leg is gone. Past [`MAX_EARLY`] bytes
     /// nothing more is read.
-    pub(crate) fn poll_early(
-        &mut self,
-        cx: &mut Context<'_>,
-        done: impl Fn(&[u8]) -> bool,
-    ) -> Poll<Result<(), Gone>> {
+    pub(crate) fn poll_early(&mut self, cx: &mut Context<'_>, done: impl Fn(&[u8]) -> bool) -> Poll<Result<(), Gone>> {
         loop {
             if done(&self.early) {
                 return Poll::Ready(Ok(()));
@@ -248,7 +244,17 @@ impl Leg {
         match gone {
             Gone::Left => frames::put_goodbye(&mut self.out),
             Gone::Closed(close) => {
-                let (Ticket { ring, epoch, edge, role, node, .. }, reason) = (&self.ticket, close.reason());
+                let (
+                    Ticket {
+                        ring,
+                        epoch,
+                        edge,
+                        role,
+                        node,
+                        ..
+                    },
+                    reason,
+                ) = (&self.ticket, close.reason());
                 match close {
                     Close::TooLarge { size, limit } => {
                         tracing::warn!(ring, epoch, edge, ?role, %node, size, limit, reason, "closed a leg: {close}");

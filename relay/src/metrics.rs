@@ -34,16 +34,20 @@ impl Metrics {
             closed: Family::default(),
         };
         let relay = registry.sub_registry_with_prefix("kvasir_relay");
-        relay.register("waiting_legs", "Legs whose other end isn't there", metrics.waiting.clone());
+        relay.register(
+            "waiting_legs",
+            "Legs whose other end isn't there",
+            metrics.waiting.clone(),
+        );
         relay.register("edges", "Edges with both legs", metrics.edges.clone());
         relay.register("pairs", "Times that two legs met", metrics.paired.clone());
-        relay.register(
-            "edge_bytes",
-            "Bytes read from paired legs",
-            metrics.bytes.clone(),
-        );
+        relay.register("edge_bytes", "Bytes read from paired legs", metrics.bytes.clone());
         relay.register("refused_legs", "Upgrades refused, by reason", metrics.refused.clone());
-        relay.register("closed_legs", "Legs that the relay closed, by reason", metrics.closed.clone());
+        relay.register(
+            "closed_legs",
+            "Legs that the relay closed, by reason",
+            metrics.closed.clone(),
+        );
         metrics
     }
 

@@ -2,13 +2,26 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{Json, Router, extract::State, http::{StatusCode, header}, response::IntoResponse, routing::{any, get}};
+use axum::{
+    Json, Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::IntoResponse,
+    routing::{any, get},
+};
 use hyper::server::conn::http1;
-use hyper_util::{rt::{TokioIo, TokioTimer}, service::TowerToHyperService};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
 use kvasir_market::types::Refusal;
 use kvasir_wire::{edge::tune, leg::EDGE_PATH};
 use prometheus_client::{encoding::text::encode, registry::Registry};
-use tokio::{net::{TcpListener, TcpStream}, sync::{OwnedSemaphorePermit, Semaphore}, time::timeout};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{

@@ -89,7 +89,10 @@ impl Tls {
                     }
                     // One of two files may be there before the other: looked at again next time.
                     Err(error) => {
-                        tracing::warn!(reason = error.reason(), "the new certificate can't be used, the old one stays: {error}");
+                        tracing::warn!(
+                            reason = error.reason(),
+                            "the new certificate can't be used, the old one stays: {error}"
+                        );
                     }
                 }
             }

@@ -33,7 +33,9 @@ async fn c1_a_proxy_that_cuts_idle_connections_doesn_t_cut_a_leg() {
         let leg = dialer().dial(&nginx.url(""), &relay.ticket(0, role), role, LIMIT).await;
         legs.push(leg.unwrap());
     }
-    let [predecessor, successor] = &mut legs[..] else { panic!("two legs") };
+    let [predecessor, successor] = &mut legs[..] else {
+        panic!("two legs")
+    };
     passes(predecessor, successor, &vec![3; 100_000]).await;
     // Read from, as an edge always does, so that pings are answered.
     let idle = async {

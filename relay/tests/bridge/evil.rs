@@ -12,7 +12,10 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::mpsc,
 };
-use tokio_tungstenite::{WebSocketStream, accept_hdr_async, tungstenite::{Message, handshake::server}};
+use tokio_tungstenite::{
+    WebSocketStream, accept_hdr_async,
+    tungstenite::{Message, handshake::server},
+};
 
 use crate::{
     passage::{configs, lap, open, received},
@@ -103,10 +106,12 @@ async fn legs(url: &str) -> [LegStream; 2] {
 async fn reasons(meddle: Meddle, configs: [EdgeConfig; 2]) -> [String; 2] {
     let (url, _) = evil(meddle).await;
     let [predecessor, successor] = legs(&url).await;
-    open((predecessor, successor), configs).await.map(|opened| match opened {
-        Ok(_) => "opened".to_owned(),
-        Err(error) => error.reason().to_owned(),
-    })
+    open((predecessor, successor), configs)
+        .await
+        .map(|opened| match opened {
+            Ok(_) => "opened".to_owned(),
+            Err(error) => error.reason().to_owned(),
+        })
 }
 
 fn honest() -> Meddle {
@@ -123,7 +128,11 @@ async fn legs_of_other_edges_and_epochs_are_told_apart() {
     assert_eq!(reasons(honest(), other_epoch).await[0], "EpochMismatch");
     let mut other_ring = configs();
     other_ring[1].ring = "another".into();
-    assert!(reasons(honest(), other_ring).await.contains(&"PeerKeyRefused".to_owned()));
+    assert!(
+        reasons(honest(), other_ring)
+            .await
+            .contains(&"PeerKeyRefused".to_owned())
+    );
 }
 
 #[tokio::test]
@@ -182,7 +191,10 @@ async fn what_is_changed_dropped_or_repeated_later_ends_the_edge() {
         }
         touched.recv().await.unwrap();
         let error = loop {
-            match tokio::time::timeout(LIMIT, successor.1.recv()).await.expect("the edge ends") {
+            match tokio::time::timeout(LIMIT, successor.1.recv())
+                .await
+                .expect("the edge ends")
+            {
                 Ok(_) => {}
                 Err(error) => break error,
             }
@@ -229,7 +241,10 @@ async fn an_old_manifest_is_refused_with_its_epoch() {
     let new = SignedManifest::sign(&manifest(4), &keys, delegation()).unwrap();
     assert!(new.verify(&owner.public(), "ring", 3).is_ok());
     let error = old.verify(&owner.public(), "ring", 4).unwrap_err();
-    assert!(error.to_string().contains('3') && error.to_string().contains('4'), "{error}");
+    assert!(
+        error.to_string().contains('3') && error.to_string().contains('4'),
+        "{error}"
+    );
 
     // Keys that are swapped in a manifest aren't rank 0's word any more.
     let mut swapped = SignedManifest::sign(&manifest(5), &keys, delegation()).unwrap();
@@ -254,6 +269,9 @@ async fn a_relay_sees_no_boundary() {
     let seen = seen.lock().unwrap();
     assert!(seen.len() > lap.hidden.len(), "it passed by way of the relay");
     for row in lap.hidden.chunks(16).step_by(7) {
-        assert!(!seen.windows(row.len()).any(|window| window == row), "a row passed in the clear");
+        assert!(
+            !seen.windows(row.len()).any(|window| window == row),
+            "a row passed in the clear"
+        );
     }
 }

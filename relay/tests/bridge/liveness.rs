@@ -84,7 +84,10 @@ async fn c1_a_leg_that_answers_no_ping_is_closed_within_three_of_them() {
     assert_eq!(closed(&mut predecessor).await, Close::PeerGone);
     let after = begun.elapsed();
     assert!(after < PING_EVERY * 3 + Duration::from_secs(1), "{after:?}");
-    assert_eq!(relay.sample("kvasir_relay_closed_legs_total{reason=\"Silent\"}").await, 1.0);
+    assert_eq!(
+        relay.sample("kvasir_relay_closed_legs_total{reason=\"Silent\"}").await,
+        1.0
+    );
     assert_eq!(close_frame(&mut dead).await.0, Close::Silent.code());
 }
 

@@ -64,7 +64,12 @@ async fn a_new_leg_closes_both_old_ones_and_both_can_come_again() {
     assert_eq!(closed(&mut old_successor).await, Close::Replaced);
     let mut successor = relay.leg(0, Role::Successor).await.unwrap();
     passes(&mut predecessor, &mut successor, b"again").await;
-    assert_eq!(relay.sample("kvasir_relay_closed_legs_total{reason=\"Replaced\"}").await, 2.0);
+    assert_eq!(
+        relay
+            .sample("kvasir_relay_closed_legs_total{reason=\"Replaced\"}")
+            .await,
+        2.0
+    );
 }
 
 #[tokio::test]

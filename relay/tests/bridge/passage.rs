@@ -86,7 +86,10 @@ pub(crate) fn lap(id: u64, rows: u32) -> Frame {
 }
 
 pub(crate) async fn received(end: &mut End) -> Frame {
-    tokio::time::timeout(LIMIT, end.1.recv()).await.expect("a frame comes").unwrap()
+    tokio::time::timeout(LIMIT, end.1.recv())
+        .await
+        .expect("a frame comes")
+        .unwrap()
 }
 
 #[tokio::test]

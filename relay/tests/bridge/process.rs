@@ -68,12 +68,14 @@ impl RelayProcess {
     /// A leg: the relay is reached at another address than its public one, as behind a proxy.
     pub(crate) async fn leg(&self, edge: u32, role: Role) -> LegStream {
         let url = format!("http://{}", self.address);
-        dialer().dial(&url, &self.ticket(edge, role), role, LIMIT).await.unwrap()
+        dialer()
+            .dial(&url, &self.ticket(edge, role), role, LIMIT)
+            .await
+            .unwrap()
     }
 
     pub(crate) async fn legs(&self, edge: u32) -> [LegStream; 2] {
-        let (predecessor, successor) =
-            tokio::join!(self.leg(edge, Role::Predecessor), self.leg(edge, Role::Successor));
+        let (predecessor, successor) = tokio::join!(self.leg(edge, Role::Predecessor), self.leg(edge, Role::Successor));
         [predecessor, successor]
     }
 

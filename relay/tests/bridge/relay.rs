@@ -108,14 +108,17 @@ impl Relay {
 
     /// Both legs of an edge: predecessor, successor.
     pub(crate) async fn legs(&self, edge: u32) -> [LegStream; 2] {
-        let (predecessor, successor) =
-            tokio::join!(self.leg(edge, Role::Predecessor), self.leg(edge, Role::Successor));
+        let (predecessor, successor) = tokio::join!(self.leg(edge, Role::Predecessor), self.leg(edge, Role::Successor));
         [predecessor.unwrap(), successor.unwrap()]
     }
 
     /// What `/metrics` says of a sample whose name and labels begin with `name`; 0 when it isn't there yet.
     pub(crate) async fn sample(&self, name: &str) -> f64 {
-        let (_, text) = ask(self.address, "GET /metrics HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n").await;
+        let (_, text) = ask(
+            self.address,
+            "GET /metrics HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n",
+        )
+        .await;
         let line = text.lines().find(|line| line.starts_with(name));
         line.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
     }
@@ -127,7 +130,9 @@ impl Relay {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        timeout(LIMIT, reached).await.unwrap_or_else(|_| panic!("{name} isn't {value}"));
+        timeout(LIMIT, reached)
+            .await
+            .unwrap_or_else(|_| panic!("{name} isn't {value}"));
     }
 }
 
@@ -185,7 +190,10 @@ pub(crate) async fn ask(address: SocketAddr, request: &str) -> (u16, String) {
 /// Reads until the leg ends, and says how the relay closed it.
 pub(crate) async fn closed(leg: &mut LegStream) -> Close {
     let mut rest = Vec::new();
-    let error = timeout(LIMIT, leg.read_to_end(&mut rest)).await.expect("the relay closes the leg").unwrap_err();
+    let error = timeout(LIMIT, leg.read_to_end(&mut rest))
+        .await
+        .expect("the relay closes the leg")
+        .unwrap_err();
     match EdgeError::from(error) {
         EdgeError::Leg(LegError::Closed(close)) => close,
         other => panic!("{other:?}"),
@@ -214,6 +222,8 @@ pub(crate) async fn passes(from: &mut LegStream, to: &mut LegStream, bytes: &[u8
     };
     let mut received = vec![0; bytes.len()];
     let receive = async { to.read_exact(&mut received).await.unwrap() };
-    timeout(LIMIT, async { tokio::join!(send, receive) }).await.expect("the bytes pass");
+    timeout(LIMIT, async { tokio::join!(send, receive) })
+        .await
+        .expect("the bytes pass");
     assert!(received == bytes, "{} bytes came out otherwise", bytes.len());
 }

@@ -28,7 +28,10 @@ async fn a_relay_that_goes_down_says_so_first_and_tells_each_leg_when_to_dial_ag
     while ask(relay.address, READY).await.0 == 200 {}
     let url = format!("http://{}", relay.address);
     let ticket = relay.ticket(2, Role::Predecessor);
-    let error = dialer().dial(&url, &ticket, Role::Predecessor, LIMIT).await.unwrap_err();
+    let error = dialer()
+        .dial(&url, &ticket, Role::Predecessor, LIMIT)
+        .await
+        .unwrap_err();
     let EdgeError::Leg(LegError::Refused { status, reason, .. }) = error else {
         panic!("{error:?}")
     };
@@ -51,7 +54,10 @@ async fn legs_that_never_read_don_t_keep_a_relay_up() {
     let _legs = relay.legs(0).await;
     relay.until("kvasir_relay_edges ", 1.0).await;
     relay.shutdown.cancel();
-    tokio::time::timeout(LIMIT, relay.ended).await.expect("the relay ends").unwrap();
+    tokio::time::timeout(LIMIT, relay.ended)
+        .await
+        .expect("the relay ends")
+        .unwrap();
 }
 
 #[tokio::test]

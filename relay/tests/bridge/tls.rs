@@ -83,7 +83,9 @@ async fn a_renewed_certificate_is_taken_and_a_broken_one_isn_t() {
     let mut looks = tokio::time::interval(RELOAD_EVERY);
     for edge in 1..6 {
         looks.tick().await;
-        dial(&relay, &old, edge, Role::Predecessor).await.expect("the old certificate stays");
+        dial(&relay, &old, edge, Role::Predecessor)
+            .await
+            .expect("the old certificate stays");
     }
 
     issue(&authority(&new_ca), &files);
@@ -93,7 +95,9 @@ async fn a_renewed_certificate_is_taken_and_a_broken_one_isn_t() {
             looks.tick().await;
         }
     };
-    tokio::time::timeout(LIMIT, taken).await.expect("the new certificate is taken");
+    tokio::time::timeout(LIMIT, taken)
+        .await
+        .expect("the new certificate is taken");
     passes(&mut predecessor, &mut successor, b"and nobody was broken off").await;
 }
 

@@ -17,7 +17,6 @@ fn upgrade(path: &str, headers: &str) -> String {
     )
 }
 
-
 /// Sends an upgrade that is to be refused; gives the status and the reason.
 async fn refused(relay: &Relay, path: &str, headers: &str) -> (u16, String) {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -85,20 +84,34 @@ async fn c5_only_a_good_ticket_in_the_header_opens() {
         relay.tickets.sign(&ticket)
     };
     let cases = [
-        (String::new(), 403, "MalformedTicket"),
+        (String::new(), 401, "NoTicket"),
         ("nonsense".to_owned(), 403, "MalformedTicket"),
         (TicketKey::generate().unwrap().sign(&good), 403, "ForgedTicket"),
         (sign(&|ticket| ticket.expires_ms = now_ms() - 1), 401, "TicketExpired"),
-        (sign(&|ticket| ticket.relay_url = "https://other.example".into()), 403, "WrongRelay"),
+        (
+            sign(&|ticket| ticket.relay_url = "https://other.example".into()),
+            403,
+            "WrongRelay",
+        ),
     ];
     for (ticket, status, reason) in cases {
         let expected = (status, reason.to_owned());
-        assert_eq!(refused(&relay, EDGE_PATH, &with(&ticket, "")).await, expected, "{ticket}");
+        assert_eq!(
+            refused(&relay, EDGE_PATH, &with(&ticket, "")).await,
+            expected,
+            "{ticket}"
+        );
     }
     let protocol = format!("Sec-WebSocket-Protocol: {SUBPROTOCOL}\r\n");
-    assert_eq!(refused(&relay, EDGE_PATH, &protocol).await, (401, "NoTicket".to_owned()));
+    assert_eq!(
+        refused(&relay, EDGE_PATH, &protocol).await,
+        (401, "NoTicket".to_owned())
+    );
     let bearer = format!("Authorization: Bearer {}\r\n", sign(&|_| ()));
-    assert_eq!(refused(&relay, EDGE_PATH, &bearer).await, (400, "UnknownProtocol".to_owned()));
+    assert_eq!(
+        refused(&relay, EDGE_PATH, &bearer).await,
+        (400, "UnknownProtocol".to_owned())
+    );
 }
 
 #[tokio::test]
@@ -117,7 +130,12 @@ async fn a_stage_hears_the_relay_s_own_words() {
         .dial(&relay.url, "no ticket", Role::Predecessor, LIMIT)
         .await
         .unwrap_err();
-    let EdgeError::Leg(LegError::Refused { status, reason, message }) = error else {
+    let EdgeError::Leg(LegError::Refused {
+        status,
+        reason,
+        message,
+    }) = error
+    else {
         panic!("{error:?}")
     };
     assert_eq!((status, reason.as_str()), (403, "MalformedTicket"));
@@ -149,7 +167,9 @@ async fn places_are_limited_for_a_node_and_in_all() {
         assert_eq!(relay.sample(&name).await, 1.0);
     }
     drop(leg);
-    relay.until("kvasir_relay_closed_legs_total{reason=\"Left\"}", 1.0).await;
+    relay
+        .until("kvasir_relay_closed_legs_total{reason=\"Left\"}", 1.0)
+        .await;
     let mut free = dial(2, 2).await;
     while free.is_err() {
         free = dial(2, 2).await;
@@ -159,7 +179,12 @@ async fn places_are_limited_for_a_node_and_in_all() {
 #[tokio::test]
 async fn health_and_unknown_paths() {
     let relay = Relay::start(Wish::default()).await;
-    for (path, status) in [("/healthz", 200), ("/readyz", 200), ("/metrics", 200), ("/nothing", 404)] {
+    for (path, status) in [
+        ("/healthz", 200),
+        ("/readyz", 200),
+        ("/metrics", 200),
+        ("/nothing", 404),
+    ] {
         let request = format!("GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n");
         assert_eq!(ask(relay.address, &request).await.0, status, "{path}");
     }

@@ -135,10 +135,7 @@ impl Close {
 
     /// Whether both ends may come together if this one dials again.
     pub fn retryable(self) -> bool {
-        !matches!(
-            self,
-            Close::RoleMismatch | Close::TooLarge { .. } | Close::Malformed
-        )
+        !matches!(self, Close::RoleMismatch | Close::TooLarge { .. } | Close::Malformed)
     }
 }
 
@@ -173,7 +170,12 @@ mod tests {
 
     #[test]
     fn a_stranger_s_close_is_no_relay_s() {
-        for (code, text) in [(1000, ""), (1009, "message too big"), (1002, "Protocol violation"), (4999, "")] {
+        for (code, text) in [
+            (1000, ""),
+            (1009, "message too big"),
+            (1002, "Protocol violation"),
+            (4999, ""),
+        ] {
             assert_eq!(Close::parse(code, text), None, "{code} {text:?}");
         }
     }

@@ -177,13 +177,7 @@ impl Forming<'_> {
         })
     }
 
-    async fn dial(
-        &self,
-        rank: usize,
-        address: &str,
-        config: EdgeConfig,
-        deadline: Instant,
-    ) -> Result<End, LinkError> {
+    async fn dial(&self, rank: usize, address: &str, config: EdgeConfig, deadline: Instant) -> Result<End, LinkError> {
         let mut last = None;
         while Instant::now() < deadline {
             let attempt = async {

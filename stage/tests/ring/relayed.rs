@@ -291,7 +291,10 @@ async fn what_crosses_a_relay_holds_no_boundary_no_token_and_no_text() {
     for row in rows.chunks(WIDTH * 4) {
         assert!(!holds(&row[..32]), "a row crossed in the clear");
     }
-    assert!(!holds(&[0; 32]), "zeros, of which the toy's rows are full, crossed in the clear");
+    assert!(
+        !holds(&[0; 32]),
+        "zeros, of which the toy's rows are full, crossed in the clear"
+    );
     let bytes = |tokens: &[i32]| tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<u8>>();
     let answer: Vec<i32> = got.iter().map(|sampled| sampled.token).collect();
     for tokens in [&prompt[..4], &prompt[20..24], &answer[..4]] {

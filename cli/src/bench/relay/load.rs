@@ -72,7 +72,9 @@ impl Load {
                     let read = receiver.read(&mut chunk, |_| {}).await? as u64;
                     let now = Instant::now();
                     let whole = received / size as u64..(received + read) / size as u64;
-                    delays.borrow_mut().extend(whole.map(|frame| now.saturating_duration_since(due(frame))));
+                    delays
+                        .borrow_mut()
+                        .extend(whole.map(|frame| now.saturating_duration_since(due(frame))));
                     received += read;
                 }
                 anyhow::Ok(())

@@ -124,7 +124,10 @@ impl RelayBench {
         // The first turn warms all three up.
         for turn in 0..=self.turns {
             for (at, (name, middle)) in ways.iter().enumerate() {
-                let edges = middle.edges(self.edges).await.with_context(|| format!("no edges through {name}"))?;
+                let edges = middle
+                    .edges(self.edges)
+                    .await
+                    .with_context(|| format!("no edges through {name}"))?;
                 let delay = load.delays(edges).await?;
                 let edge = middle.edges(1).await?.pop().context("no edge")?;
                 let speed = load.bulk(edge, u64::from(self.bulk_mib) << 20).await?;
@@ -140,13 +143,19 @@ impl RelayBench {
         }
         let added = |at: usize, value: fn(&Delays) -> f64| {
             let pairs = delays[at].iter().zip(&delays[2]);
-            pairs.map(|(via, direct)| value(via) - value(direct)).collect::<Vec<_>>()
+            pairs
+                .map(|(via, direct)| value(via) - value(direct))
+                .collect::<Vec<_>>()
         };
         let ratio = |value: fn(&Delays) -> f64| {
             let pairs = added(0, value).into_iter().zip(added(1, value));
             median(&pairs.map(|(relay, nginx)| relay / nginx).collect::<Vec<_>>())
         };
-        let bulk: Vec<f64> = speeds[0].iter().zip(&speeds[1]).map(|(relay, nginx)| relay / nginx).collect();
+        let bulk: Vec<f64> = speeds[0]
+            .iter()
+            .zip(&speeds[1])
+            .map(|(relay, nginx)| relay / nginx)
+            .collect();
         let side = |at: usize| Side {
             p50_us: median(&delays[at].iter().map(|d| d.p50_us).collect::<Vec<_>>()).unwrap_or_default(),
             p99_us: median(&delays[at].iter().map(|d| d.p99_us).collect::<Vec<_>>()).unwrap_or_default(),
@@ -228,7 +237,11 @@ fn table(report: &Report) -> Table {
         Column::Number("P99 µS"),
         Column::Number("MB/S"),
     ]);
-    for (name, side) in [("relay", report.relay), ("nginx", report.nginx), ("direct", report.direct)] {
+    for (name, side) in [
+        ("relay", report.relay),
+        ("nginx", report.nginx),
+        ("direct", report.direct),
+    ] {
         table.row([
             name.to_owned(),
             format!("{:.0}", side.p50_us),

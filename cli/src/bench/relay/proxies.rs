@@ -39,7 +39,15 @@ impl RelayProcess {
         fs::write(&key, PublicKey(tickets.to_bytes()).to_string())?;
         let mut command = Command::new(std::env::current_exe()?);
         command
-            .args(["relay", "--listen", "127.0.0.1:0", "--public-url", PUBLIC_URL, "--max-legs-per-node", "1000000"])
+            .args([
+                "relay",
+                "--listen",
+                "127.0.0.1:0",
+                "--public-url",
+                PUBLIC_URL,
+                "--max-legs-per-node",
+                "1000000",
+            ])
             .args(["--max-legs", "1000000", "--drain-grace", "0s", "--ticket-key-file"])
             .arg(key)
             .arg("--ready-file")
@@ -85,9 +93,10 @@ pub(super) struct NginxProcess {
 
 impl NginxProcess {
     pub(super) fn start(program: Option<&Path>, buffer: &str) -> anyhow::Result<NginxProcess> {
-        let program = program.map(Path::to_owned).or_else(find_nginx).context(
-            "there is no nginx to compare with: name it with --nginx, or run scripts/install.sh test",
-        )?;
+        let program = program
+            .map(Path::to_owned)
+            .or_else(find_nginx)
+            .context("there is no nginx to compare with: name it with --nginx, or run scripts/install.sh test")?;
         let folder = Folder::new()?;
         let [address, upstream] = [free_address()?, free_address()?];
         let at = folder.0.display();
@@ -152,7 +161,8 @@ impl Middle<'_> {
                         (Role::Successor, kvasir_wire::ROLE_SUCCESSOR),
                     ] {
                         let ticket = relay.ticket(number, role)?;
-                        let mut end = sockets::upgrade(relay.address, kvasir_wire::leg::EDGE_PATH, Some(&ticket)).await?;
+                        let mut end =
+                            sockets::upgrade(relay.address, kvasir_wire::leg::EDGE_PATH, Some(&ticket)).await?;
                         sockets::send(&mut end, &[byte]).await?;
                         ends.push(end);
                     }

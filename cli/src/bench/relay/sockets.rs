@@ -98,13 +98,13 @@ impl Frames {
 
     /// Begins the frame whose header is whole.
     fn begin(&mut self) {
-        let [first, second, rest @ ..] = self.header.as_slice() else { return };
+        let [first, second, rest @ ..] = self.header.as_slice() else {
+            return;
+        };
         let mask = if second & 0x80 == 0 { 0 } else { 4 };
         let (length, bytes) = match (second & 0x7F, rest) {
             (126, [a, b, ..]) => (usize::from(u16::from_be_bytes([*a, *b])), 2),
-            (127, [a, b, c, d, e, f, g, h, ..]) => {
-                (u64::from_be_bytes([*a, *b, *c, *d, *e, *f, *g, *h]) as usize, 8)
-            }
+            (127, [a, b, c, d, e, f, g, h, ..]) => (u64::from_be_bytes([*a, *b, *c, *d, *e, *f, *g, *h]) as usize, 8),
             (126 | 127, _) => return,
             (short, _) => (usize::from(short), 0),
         };
@@ -145,7 +145,9 @@ pub(super) fn tuned(stream: TcpStream) -> std::io::Result<TcpStream> {
 /// Makes a WebSocket at `address`.
 pub(super) async fn upgrade(address: SocketAddr, path: &str, ticket: Option<&str>) -> anyhow::Result<TcpStream> {
     let mut stream = tuned(TcpStream::connect(address).await?)?;
-    let ticket = ticket.map(|ticket| format!("Authorization: Bearer {ticket}\r\n")).unwrap_or_default();
+    let ticket = ticket
+        .map(|ticket| format!("Authorization: Bearer {ticket}\r\n"))
+        .unwrap_or_default();
     let request = format!(
         "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
          Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\

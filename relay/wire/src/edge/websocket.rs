@@ -280,7 +280,8 @@ impl Target {
             _ => return Err(LegError::BadUrl),
         };
         let authority = uri.authority().ok_or(LegError::BadUrl)?.clone();
-        if authority.as_str().contains('@') || uri.query().is_some() || url.contains('#') || authority.host().is_empty() {
+        if authority.as_str().contains('@') || uri.query().is_some() || url.contains('#') || authority.host().is_empty()
+        {
             return Err(LegError::BadUrl);
         }
         let port = authority.port_u16().unwrap_or(if tls { 443 } else { 80 });
@@ -507,7 +508,10 @@ mod tests {
     fn a_url_leads_to_the_edge_path_under_it() {
         let cases = [
             ("https://relay.example", target(true, "relay.example", 443, "/v1/edge")),
-            ("http://10.0.0.1:8080/", target(false, "10.0.0.1:8080", 8080, "/v1/edge")),
+            (
+                "http://10.0.0.1:8080/",
+                target(false, "10.0.0.1:8080", 8080, "/v1/edge"),
+            ),
             ("https://[::1]:9/ring/", target(true, "[::1]:9", 9, "/ring/v1/edge")),
         ];
         for (url, expected) in cases {
@@ -535,7 +539,10 @@ mod tests {
 
     #[test]
     fn the_ticket_travels_in_a_header() {
-        let request = Target::parse("https://relay.example").unwrap().request("secret").unwrap();
+        let request = Target::parse("https://relay.example")
+            .unwrap()
+            .request("secret")
+            .unwrap();
         assert_eq!(request.headers()["authorization"], "Bearer secret");
         assert!(!request.uri().to_string().contains("secret"));
     }
