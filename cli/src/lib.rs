@@ -34,10 +34,13 @@ enum Command {
     Plan(plan::Plan),
     Slice(slice::Slice),
     Chat(chat::Chat),
-    Bench(bench::Bench),
+    Bench(bench::BenchCommand),
     /// What `kvasir up` starts for each window: the command line of `kvasir-stage`
     #[command(hide = true)]
     Stage(kvasir_stage::cli::Cli),
+    /// What `kvasir bench relay` starts: the command line of `kvasir-relay`
+    #[command(hide = true)]
+    Relay(kvasir_relay::cli::Cli),
 }
 
 /// Runs the command that `args` name, the program's own name first.
@@ -56,6 +59,10 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     if let Command::Stage(stage) = cli.command {
         kvasir_stage::cli::log_to_stderr();
         return stage.run();
+    }
+    if let Command::Relay(relay) = cli.command {
+        kvasir_relay::cli::log_to_stderr();
+        return relay.run();
     }
     let logs = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
     tracing_subscriber::fmt()
@@ -79,8 +86,8 @@ async fn block_on(command: Command) -> anyhow::Result<()> {
         Command::Slice(slice) => slice.run().await,
         Command::Chat(chat) => chat.run().await,
         Command::Bench(bench) => bench.run().await,
-        // `run` took it: a stage makes a runtime of its own.
-        Command::Stage(_) => Ok(()),
+        // `run` took them: they make runtimes of their own.
+        Command::Stage(_) | Command::Relay(_) => Ok(()),
     }
 }
 

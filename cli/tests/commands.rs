@@ -510,6 +510,30 @@ fn a_bench_needs_a_pair_and_a_context_for_its_prompts() {
 }
 
 #[test]
+fn a_relay_is_measured_beside_nginx() {
+    let small = [
+        "--edges",
+        "2",
+        "--seconds",
+        "1",
+        "--turns",
+        "1",
+        "--bulk-mib",
+        "8",
+        "--idle-edges",
+        "50",
+    ];
+    let printed = prints(&[&["bench", "relay", "-o", "json"], &small[..]].concat());
+    let report: Value = serde_json::from_str(&printed).unwrap();
+    for ratio in ["latency_ratio_p50", "latency_ratio_p99", "bulk_ratio"] {
+        assert!(report[ratio].is_number(), "{ratio}: {report}");
+    }
+    let idle = report["bytes_per_idle_edge"].as_u64().unwrap();
+    assert!(idle < 200_000, "{idle} bytes for an idle edge");
+    assert!(report["files_for_20000_edges"].as_u64().unwrap() > 40_000);
+}
+
+#[test]
 fn chat_says_that_nobody_is_there() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
@@ -629,8 +653,9 @@ fn chat_repeats_the_endpoints_own_words_when_it_refuses_or_breaks_off() {
 
 #[test]
 fn every_flag_says_what_it_does_and_which_variable_sets_it() {
-    for command in ["up", "plan", "slice", "chat", "bench"] {
-        let help = prints(&[command, "-h"]);
+    for command in ["up", "plan", "slice", "chat", "bench", "bench relay"] {
+        let words: Vec<&str> = command.split(' ').chain(["-h"]).collect();
+        let help = prints(&words);
         let flags = help
             .lines()
             .filter(|line| line.trim_start().starts_with('-') && !line.contains("--help"));
@@ -640,5 +665,7 @@ fn every_flag_says_what_it_does_and_which_variable_sets_it() {
     }
     let help = prints(&["--help"]);
     assert!(help.contains("Exit codes: 0 done, 1 failed"), "{help}");
-    assert!(!help.lines().any(|line| line.starts_with("  stage")), "hidden: {help}");
+    for hidden in ["  stage", "  relay"] {
+        assert!(!help.lines().any(|line| line.starts_with(hidden)), "hidden: {help}");
+    }
 }

@@ -2,6 +2,7 @@
 
 mod claim;
 mod positions;
+mod tickets;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use crate::ring::compute::Compute;
 use crate::ring::handle::RingError;
 use crate::ring::head::{self, HeadHandle, Phase};
 use crate::ring::link::{Forming, LinkError};
+use crate::ring::relays::Relays;
 use crate::ring::schedule::Shape;
 use crate::ring::session::{Lost, Session, Tap};
 use crate::ring::worker::Worker;
@@ -50,6 +52,8 @@ pub struct Stage {
     pub keys: Arc<NodeKeys>,
     /// where the predecessor is accepted
     pub listener: TcpListener,
+    /// the way to relays, for edges that can't be dialled; none for direct edges only
+    pub relays: Option<Relays>,
     /// bytes that `fetch` took from the source, for the report
     pub fetched_bytes: u64,
     /// pings and bounds of the links
@@ -309,6 +313,7 @@ impl Stage {
             rank,
             keys: &self.keys,
             listener: &self.listener,
+            relays: self.relays.as_ref(),
             timings: self.timings,
             within: self.form_within,
         };

@@ -2,6 +2,8 @@
 //!
 //! Both are loaded at once and take turns, a pair of runs at a time, so that what slows the machine down slows both.
 
+mod command;
+mod relay;
 mod ring;
 mod stats;
 mod whole;
@@ -21,6 +23,7 @@ use crate::{
     supervise::Children,
     table::{Column, Output, Table},
 };
+pub use command::BenchCommand;
 use ring::MeasuredRing;
 use stats::{Pair, Summary};
 use whole::WholeModel;

@@ -61,6 +61,7 @@ impl MeasuredRing {
             owner: market.owner,
             keys,
             listener,
+            relays: None,
             fetched_bytes: 0,
             timings: Timings::default(),
             form_within: FORM_WITHIN,

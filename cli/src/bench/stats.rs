@@ -73,7 +73,7 @@ impl Summary {
 }
 
 /// The middle value, or the mean of the two middle ones; none of nothing.
-fn median(values: &[f64]) -> Option<f64> {
+pub(super) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let upper = *sorted.get(sorted.len() / 2)?;

@@ -58,7 +58,7 @@ pub(super) async fn watch(market: &LocalMarket, ready: &RingStatus, ranks: usize
     let mut told = Told::of(ready, ranks);
     loop {
         look.tick().await;
-        if let Some(status) = market.status().await {
+        if let Ok(status) = market.status().await {
             told.tell(&status, ranks);
         }
     }

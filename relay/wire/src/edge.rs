@@ -12,6 +12,7 @@
 mod opening;
 mod reader;
 mod tcp;
+pub mod websocket;
 mod writer;
 
 use std::{
@@ -33,6 +34,7 @@ use tokio_util::sync::CancellationToken;
 pub use crate::noise::{HandshakeError, Role};
 pub use opening::check_hello;
 pub use tcp::{accept, dial, tune};
+pub use websocket::{CA_FILE_VARIABLE, LegError, LegStream, RelayDialer};
 
 use crate::{
     codec::FrameError,
@@ -135,6 +137,9 @@ pub enum EdgeError {
     /// the two ends didn't come together
     #[error("the handshake failed")]
     Handshake(#[source] HandshakeError),
+    /// the relay between the two ends won't have it
+    #[error("no edge by way of the relay")]
+    Leg(#[source] LegError),
 }
 
 /// What broke the protocol.
@@ -160,13 +165,17 @@ impl EdgeError {
             EdgeError::Io(_) => "ConnectionFailed",
             EdgeError::Unreachable { .. } => "Unreachable",
             EdgeError::Handshake(error) => error.reason(),
+            EdgeError::Leg(error) => error.reason(),
         }
     }
 }
 
 impl From<io::Error> for EdgeError {
     fn from(error: io::Error) -> Self {
-        EdgeError::Io(Arc::new(error))
+        match error.get_ref().and_then(|inner| inner.downcast_ref::<LegError>()) {
+            Some(leg) => EdgeError::Leg(leg.clone()),
+            None => EdgeError::Io(Arc::new(error)),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! From the inside out: [`frame`] says what two ranks tell each other, [`codec`] turns frames into bytes within
 //! [`Limits`], [`boundary`] does the same for hidden states, [`piece`] cuts frames so that urgent ones overtake,
 //! [`noise`] seals each piece. These are sans-IO. [`edge`] is the thin tokio shell that runs them over a byte stream;
-//! [`trust`] holds the keys and signatures that say whose stream it may be.
+//! [`leg`] is what the ends of a relayed edge agree on with the relay; [`trust`] holds the keys and signatures that say whose stream it may be.
 
 #[cfg(test)]
 mod arbitrary;
@@ -11,6 +11,7 @@ pub mod boundary;
 pub mod codec;
 pub mod edge;
 pub mod frame;
+pub mod leg;
 pub mod limits;
 pub mod noise;
 pub mod piece;

@@ -11,7 +11,7 @@ use kvasir_engine::{Backend, CacheType, Mode, Output, Vocabulary, WindowOptions}
 use kvasir_market::client::MarketClient;
 use kvasir_market::types::{Reach, Run, StageState};
 use kvasir_plan::RankManifest;
-use kvasir_wire::edge::Timings;
+use kvasir_wire::edge::{RelayDialer, Timings};
 use kvasir_wire::trust::{NodeKeys, PublicKey};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::{read_plan, stdin_ended};
 use crate::api::{self, ApiConfig, Cors, Shutdown};
 use crate::fetch::RankFiles;
+use crate::ring::relays::Relays;
 use crate::ring::{Embedding, Loaded};
 use crate::run::{Keeper, RunError, Stage, StageFacts, Wanted};
 
@@ -140,7 +141,8 @@ impl Args {
             network: Some(self.network.clone()),
             address: Some(address),
         };
-        let wanted = Wanted::of(market.ring(&plan.ring), &plan, windows, &keys, reach)
+        let ring = market.ring(&plan.ring);
+        let wanted = Wanted::of(ring.clone(), &plan, windows, &keys, reach)
             .context("the plan has no such rank")?
             .with_invite(secret("KVASIR_TOKEN"));
         tokio::task::spawn_blocking({
@@ -159,6 +161,10 @@ impl Args {
             owner: self.owner,
             keys,
             listener,
+            relays: Some(Relays {
+                dialer: RelayDialer::from_environment()?,
+                tickets: Arc::new(ring),
+            }),
             fetched_bytes: self.fetched_bytes,
             timings: Timings {
                 silent_after,

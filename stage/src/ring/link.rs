@@ -1,4 +1,5 @@
-//! Forming: this rank's two links of one epoch, dialled to the successor and accepted from the predecessor.
+//! Forming: this rank's two links of one epoch, dialled to the successor and accepted from the predecessor, or both
+//! dialled to a relay where the manifest says so.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,11 +8,13 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use kvasir_plan::{Link, RankManifest};
 use kvasir_wire::Limits;
-use kvasir_wire::edge::{self, EdgeConfig, EdgeError, EdgeReceiver, EdgeSender, Role, Timings};
+use kvasir_wire::edge::{self, EdgeConfig, EdgeError, EdgeReceiver, EdgeSender, LegError, Role, Timings};
 use kvasir_wire::frame::{Hello, VERSION};
 use kvasir_wire::trust::{KeyError, NodeKeys, noise_key};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
+
+use super::relays::Relays;
 
 /// Pauses between two attempts to dial a successor that isn't listening yet.
 const REDIAL: Duration = Duration::from_millis(100);
@@ -56,6 +59,15 @@ pub enum LinkError {
         #[source]
         last: Option<EdgeError>,
     },
+    /// the relay between the two won't have the edge
+    #[error("rank {rank} can't be reached by way of the relay")]
+    Relay {
+        /// the neighbour
+        rank: usize,
+        /// why
+        #[source]
+        source: EdgeError,
+    },
     /// the listener broke
     #[error("cannot accept connections")]
     Accept(#[source] std::io::Error),
@@ -67,6 +79,7 @@ impl LinkError {
         match self {
             LinkError::NoAddress { .. } | LinkError::BadKey { .. } => "InvalidManifest",
             LinkError::Deadline { .. } => "NeighbourUnreachable",
+            LinkError::Relay { source, .. } => source.reason(),
             LinkError::Accept(_) => "ListenerFailed",
         }
     }
@@ -78,6 +91,8 @@ pub(crate) struct Forming<'a> {
     pub(crate) rank: usize,
     pub(crate) keys: &'a Arc<NodeKeys>,
     pub(crate) listener: &'a TcpListener,
+    /// none for a stage that takes direct edges only
+    pub(crate) relays: Option<&'a Relays>,
     pub(crate) timings: Timings,
     pub(crate) within: Duration,
 }
@@ -86,8 +101,48 @@ impl Forming<'_> {
     /// Brings both links up, or says which neighbour is missing.
     pub(crate) async fn links(&self) -> Result<Links, LinkError> {
         let deadline = Instant::now() + self.within;
-        let (predecessor, successor) = tokio::try_join!(self.accept(deadline), self.dial(deadline))?;
+        let (predecessor, successor) = tokio::try_join!(self.predecessor(deadline), self.successor(deadline))?;
         Ok(Links { predecessor, successor })
+    }
+
+    async fn predecessor(&self, deadline: Instant) -> Result<End, LinkError> {
+        let n = self.manifest.ranks.len();
+        let rank = (self.rank + n - 1) % n;
+        let config = self.config(rank, Role::Successor, rank)?;
+        match self.link(self.rank)? {
+            Link::Direct { .. } => self.accept(rank, config, deadline).await,
+            Link::Relayed { url } => self.relayed(rank, url, config, deadline).await,
+        }
+    }
+
+    async fn successor(&self, deadline: Instant) -> Result<End, LinkError> {
+        let rank = (self.rank + 1) % self.manifest.ranks.len();
+        let config = self.config(self.rank, Role::Predecessor, rank)?;
+        match self.link(rank)? {
+            Link::Direct { address } => self.dial(rank, address, config, deadline).await,
+            Link::Relayed { url } => self.relayed(rank, url, config, deadline).await,
+        }
+    }
+
+    /// How the edge into `rank` is reached.
+    fn link(&self, rank: usize) -> Result<&Link, LinkError> {
+        let holder = self.manifest.ranks[rank].holder.as_ref();
+        holder.map(|holder| &holder.link).ok_or(LinkError::NoAddress { rank })
+    }
+
+    async fn relayed(&self, rank: usize, url: &str, config: EdgeConfig, deadline: Instant) -> Result<End, LinkError> {
+        let Some(relays) = self.relays else {
+            let source = LegError::NoRelays.into();
+            return Err(LinkError::Relay { rank, source });
+        };
+        relays.open(url, &config, deadline).await.map_err(|last| match last {
+            Some(source @ EdgeError::Leg(_)) if Instant::now() < deadline => LinkError::Relay { rank, source },
+            last => LinkError::Deadline {
+                rank,
+                within: self.within,
+                last,
+            },
+        })
     }
 
     fn config(&self, edge: usize, role: Role, peer: usize) -> Result<EdgeConfig, LinkError> {
@@ -122,16 +177,7 @@ impl Forming<'_> {
         })
     }
 
-    async fn dial(&self, deadline: Instant) -> Result<End, LinkError> {
-        let rank = (self.rank + 1) % self.manifest.ranks.len();
-        let holder = self.manifest.ranks[rank]
-            .holder
-            .as_ref()
-            .ok_or(LinkError::NoAddress { rank })?;
-        let Link::Direct { address } = &holder.link else {
-            return Err(LinkError::NoAddress { rank });
-        };
-        let config = self.config(self.rank, Role::Predecessor, rank)?;
+    async fn dial(&self, rank: usize, address: &str, config: EdgeConfig, deadline: Instant) -> Result<End, LinkError> {
         let mut last = None;
         while Instant::now() < deadline {
             let attempt = async {
@@ -155,10 +201,7 @@ impl Forming<'_> {
         })
     }
 
-    async fn accept(&self, deadline: Instant) -> Result<End, LinkError> {
-        let n = self.manifest.ranks.len();
-        let rank = (self.rank + n - 1) % n;
-        let config = self.config(rank, Role::Successor, rank)?;
+    async fn accept(&self, rank: usize, config: EdgeConfig, deadline: Instant) -> Result<End, LinkError> {
         let mut handshakes = FuturesUnordered::new();
         let mut last = None;
         loop {

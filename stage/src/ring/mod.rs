@@ -3,7 +3,7 @@
 //! ```text
 //!   API ── handle ── head ──┐ jobs                        (rank 0 only: head, schedule)
 //!                           ▼
-//!   predecessor ─ session ─ worker ─ edge ─▶ successor    (every rank: link, session, worker, slots, compute)
+//!   predecessor ─ session ─ worker ─ edge ─▶ successor    (every rank: link, relays, session, worker, slots, compute)
 //! ```
 
 pub mod compute;
@@ -13,6 +13,7 @@ mod flow_model;
 pub mod handle;
 pub mod head;
 pub mod link;
+pub mod relays;
 pub mod schedule;
 #[cfg(test)]
 mod schedule_tests;

@@ -6,11 +6,12 @@ use std::time::Duration;
 use kvasir_market::client::MarketClient;
 use kvasir_market::routes::{Admission, Market, router};
 use kvasir_market::store::{Limits, Store};
-use kvasir_market::types::{Demand, Reach, Run, Source, StageState};
+use kvasir_market::types::{Demand, Reach, RingStatus, Run, Source, StageState};
 use kvasir_plan::{BoundaryType, LayerRange, ModelRef, Rank, RankManifest};
 use kvasir_stage::ring::compute::Compute;
 use kvasir_stage::ring::handle::{Event, Finish, Generate, Ring, RingError};
 use kvasir_stage::ring::head::HeadHandle;
+use kvasir_stage::ring::relays::Relays;
 use kvasir_stage::ring::session::Tap;
 use kvasir_stage::run::{Keeper, RunError, Running, Stage, StageFacts, Wanted};
 use kvasir_wire::edge::Timings;
@@ -59,6 +60,38 @@ pub fn plan(layers: u32, stages: u32, embedding_length: u32, vocabulary: u32) ->
     }
 }
 
+/// How stages are reached.
+#[derive(Clone)]
+pub enum Way {
+    /// all over TCP
+    Direct,
+    /// the ranks named by way of a relay
+    Relayed {
+        ranks: Vec<usize>,
+        url: String,
+        relays: Option<Relays>,
+    },
+}
+
+impl Way {
+    fn reach(&self, rank: usize, address: String) -> Reach {
+        match self {
+            Way::Relayed { ranks, .. } if ranks.contains(&rank) => Reach::default(),
+            _ => Reach {
+                network: Some("local".into()),
+                address: Some(address),
+            },
+        }
+    }
+
+    fn relays(&self) -> Option<Relays> {
+        match self {
+            Way::Direct => None,
+            Way::Relayed { relays, .. } => relays.clone(),
+        }
+    }
+}
+
 /// One stage of a [`Circle`].
 struct Seat {
     running: Option<Running>,
@@ -75,11 +108,23 @@ pub struct Circle {
     keys: Vec<Arc<NodeKeys>>,
     taps: Vec<Option<Tap>>,
     timings: Timings,
+    way: Way,
 }
 
 impl Circle {
     /// Opens the market and starts one stage per rank; `make` gives each rank its engine.
     pub async fn start<C: Compute + 'static>(
+        plan: RankManifest,
+        taps: Vec<Option<Tap>>,
+        timings: Timings,
+        make: impl Fn(usize) -> C,
+    ) -> Circle {
+        Circle::by(Way::Direct, plan, taps, timings, make).await
+    }
+
+    /// [`Circle::start`] with stages that are reached in some way.
+    pub async fn by<C: Compute + 'static>(
+        way: Way,
         plan: RankManifest,
         taps: Vec<Option<Tap>>,
         timings: Timings,
@@ -92,6 +137,9 @@ impl Circle {
             .map(|_| Arc::new(NodeKeys::generate().unwrap()))
             .collect();
         let store = Store::memory(Limits::default()).await.unwrap();
+        if let Way::Relayed { url, .. } = &way {
+            store.announce(url).await.unwrap();
+        }
         let market = Market::new(store, Admission::Anyone).await.unwrap();
         let _ = rustls::crypto::ring::default_provider().install_default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -111,7 +159,7 @@ impl Circle {
         let mut seats = vec![];
         for (rank, keys) in keys.iter().enumerate() {
             let tap = taps.get(rank).cloned().flatten();
-            let (running, stop) = seat(&plan, rank, &base, &owner, keys, tap, timings, make(rank)).await;
+            let (running, stop) = seat(&plan, rank, &base, &owner, keys, tap, timings, &way, make(rank)).await;
             seats.push(Seat {
                 running: Some(running),
                 stop,
@@ -131,7 +179,14 @@ impl Circle {
             keys,
             taps,
             timings,
+            way,
         }
+    }
+
+    /// The ring as its market sees it.
+    pub async fn status(&self) -> RingStatus {
+        let market = MarketClient::new(&self.base, self.owner.clone()).unwrap();
+        market.ring(&self.plan.ring).status().await.unwrap()
     }
 
     /// [`Circle::start`], and waits until a lap has gone round.
@@ -171,6 +226,7 @@ impl Circle {
             &self.keys[rank],
             tap,
             self.timings,
+            &self.way,
             compute,
         )
         .await;
@@ -208,13 +264,11 @@ async fn seat<C: Compute + 'static>(
     keys: &Arc<NodeKeys>,
     tap: Option<Tap>,
     timings: Timings,
+    way: &Way,
     compute: C,
 ) -> (Running, CancellationToken) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let reach = Reach {
-        network: Some("local".into()),
-        address: Some(listener.local_addr().unwrap().to_string()),
-    };
+    let reach = way.reach(rank, listener.local_addr().unwrap().to_string());
     let windows = Run {
         start: rank as u32,
         end: rank as u32 + 1,
@@ -227,6 +281,7 @@ async fn seat<C: Compute + 'static>(
         owner: owner.public(),
         keys: keys.clone(),
         listener,
+        relays: way.relays(),
         fetched_bytes: 0,
         timings,
         form_within: Duration::from_secs(10),

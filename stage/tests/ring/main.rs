@@ -6,4 +6,5 @@ mod equality;
 mod failures;
 mod protocol;
 mod real;
+mod relayed;
 mod toy;

@@ -8,6 +8,15 @@ use crate::types::OfferedWindow;
 /// Why a call to the market failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
+    /// the file of further certificate authorities can't be used
+    #[error("{} holds no certificate authorities in PEM", path.display())]
+    Authorities {
+        /// the file
+        path: std::path::PathBuf,
+        /// what is wrong with it
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// the address is no http or https URL
     #[error("the market's address {address:?} is not an http or https URL without credentials")]
     BadAddress {
@@ -85,6 +94,7 @@ impl ClientError {
     /// Stable `PascalCase` word for metrics, events and conditions; a refusal carries the market's own.
     pub fn reason(&self) -> &str {
         match self {
+            ClientError::Authorities { .. } => "BadAuthorities",
             ClientError::BadAddress { .. } => "BadMarketAddress",
             ClientError::Setup(_) => "ClientSetupFailed",
             ClientError::Request(_) => "RequestNotWritten",

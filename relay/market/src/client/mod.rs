@@ -10,7 +10,10 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use kvasir_wire::trust::{PublicKey, SignedManifest};
+use kvasir_wire::{
+    edge::CA_FILE_VARIABLE,
+    trust::{PublicKey, SignedManifest},
+};
 use reqwest::{Method, Response, StatusCode, Url, header, redirect};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Serialize, de::DeserializeOwned};
@@ -84,6 +87,9 @@ impl MarketClient {
             .connect_timeout(CONNECT_TIMEOUT);
         if loopback {
             http = http.no_proxy();
+        }
+        for certificate in extra_authorities()? {
+            http = http.add_root_certificate(certificate);
         }
         let market = base.origin().ascii_serialization();
         Ok(MarketClient {
@@ -420,3 +426,19 @@ fn wall_clock() -> u64 {
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_millis() as u64)
 }
+/// Authorities beside the system's, in the PEM file that [`CA_FILE_VARIABLE`] names.
+fn extra_authorities() -> Result<Vec<reqwest::Certificate>, ClientError> {
+    let Some(path) = std::env::var_os(CA_FILE_VARIABLE).filter(|path| !path.is_empty()) else {
+        return Ok(Vec::new());
+    };
+    let path = std::path::PathBuf::from(path);
+    let pem = std::fs::read(&path).map_err(|source| ClientError::Authorities {
+        path: path.clone(),
+        source: source.into(),
+    })?;
+    reqwest::Certificate::from_pem_bundle(&pem).map_err(|source| ClientError::Authorities {
+        path,
+        source: source.into(),
+    })
+}
+

@@ -86,7 +86,7 @@ impl Market {
                     self.store.announce(public_url.unwrap_or_default()).await
                 }
                 _ = sweep.tick() => self.store.sweep().await,
-                _ = draining.wait_for(|draining| *draining) => break,
+                () = async { drop(draining.wait_for(|draining| *draining).await) } => break,
             };
             if let Err(error) = done {
                 tracing::warn!(reason = error.reason(), error = %super::refused::chain(&error), "the store fails");

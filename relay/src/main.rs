@@ -1,0 +1,12 @@
+//! A relay; see `kvasir-relay --help`.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use kvasir_relay::cli::Cli;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    kvasir_relay::cli::log_to_stderr();
+    cli.run()
+}
