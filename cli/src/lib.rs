@@ -1,16 +1,20 @@
 //! The `kvasir` command line: runs a Ring on this machine, plans it, cuts windows, chats with it, measures it.
 //!
-//! One module per command (`up`, `plan`, `slice`, `chat`, `bench`). `planned` reads a Ring and plans it, `local` is a
+//! One module per command (`up`, `plan`, `slice`, `chat`, `bench`, `join`, `invite`, `status`). `planned` reads a Ring and plans it, `local` is a
 //! ring of processes on this machine, `supervise` keeps child processes, `table` prints, `failure` says what went wrong
 //! and with which exit code.
 
 pub mod bench;
 pub mod chat;
 pub mod failure;
+pub mod invite;
+pub mod join;
 mod local;
 pub mod plan;
 pub mod planned;
+mod signals;
 pub mod slice;
+pub mod status;
 pub mod supervise;
 pub mod table;
 pub mod up;
@@ -35,6 +39,9 @@ enum Command {
     Slice(slice::Slice),
     Chat(chat::Chat),
     Bench(bench::BenchCommand),
+    Join(join::Join),
+    Invite(invite::Invite),
+    Status(status::Status),
     /// What `kvasir up` starts for each window: the command line of `kvasir-stage`
     #[command(hide = true)]
     Stage(kvasir_stage::cli::Cli),
@@ -86,6 +93,9 @@ async fn block_on(command: Command) -> anyhow::Result<()> {
         Command::Slice(slice) => slice.run().await,
         Command::Chat(chat) => chat.run().await,
         Command::Bench(bench) => bench.run().await,
+        Command::Join(join) => join.run().await,
+        Command::Invite(invite) => invite.run().await,
+        Command::Status(status) => status.run().await,
         // `run` took them: they make runtimes of their own.
         Command::Stage(_) | Command::Relay(_) => Ok(()),
     }

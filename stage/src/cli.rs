@@ -1,9 +1,12 @@
-//! The command line of a stage: `fetch` (an init container's job) and `run`.
+//! The command line of a stage: `fetch` (an init container's job), `run`, and `join`, which does both for windows of the
+//! market.
 
 mod fetch;
+mod join;
 mod run;
+mod window;
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -26,6 +29,8 @@ enum Command {
     Fetch(fetch::Args),
     /// Run a fetched window as one rank of a ring.
     Run(Box<run::Args>),
+    /// Claim windows of a ring, fetch them, and serve them until they are handed back: what `kvasir join` starts.
+    Join(Box<join::Args>),
 }
 
 impl Cli {
@@ -36,6 +41,7 @@ impl Cli {
         let done = match self.command {
             Command::Fetch(args) => block_on(args.run()),
             Command::Run(args) => args.prepare().and_then(|prepared| block_on(args.run(prepared))),
+            Command::Join(args) => args.prepare().and_then(|prepared| block_on(args.run(prepared))),
         };
         match done {
             Ok(()) => ExitCode::SUCCESS,
@@ -91,4 +97,10 @@ async fn stdin_ended(means_the_end: bool) {
 fn read_plan(path: &Path) -> anyhow::Result<RankManifest> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the plan {}", path.display()))?;
     serde_json::from_str(&text).with_context(|| format!("{} is no plan", path.display()))
+}
+
+/// A line for the program that started this one; when it is gone there is nobody to tell.
+fn say(event: &serde_json::Value) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{event}").and_then(|()| out.flush());
 }

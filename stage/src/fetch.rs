@@ -120,6 +120,11 @@ impl RankFiles {
         })
     }
 
+    /// Whether the window holds the head.
+    pub fn is_last(&self) -> bool {
+        self.last
+    }
+
     /// Path of the window.
     pub fn window(&self) -> PathBuf {
         self.dir.join(WINDOW_FILE)

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::{
     failure::{StageLost, Usage},
-    local::{self, Folder, LocalMarket, Program, Served},
+    local::{self, Folder, RingMarket, Program, Served},
     planned::RingArgs,
     supervise::Children,
     table::{Column, Output, Table},
@@ -115,8 +115,8 @@ impl Bench {
     ) -> anyhow::Result<Summary> {
         let source = ModelSource::File { path: model.to_owned() };
         let program = Program::new(folder, manifest, &source)?;
-        let fetched = local::fetch(&program, children).await?;
-        let market = LocalMarket::serve(folder, manifest, &source).await?;
+        let fetched = local::fetch(&program, &(0..manifest.ranks.len()).collect::<Vec<_>>(), children).await?;
+        let market = RingMarket::serve(folder, manifest, &source).await?;
         let served = Served {
             market: &market,
             api: SocketAddr::from(([127, 0, 0, 1], 0)),

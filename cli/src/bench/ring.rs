@@ -24,7 +24,7 @@ use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use super::stats::Run;
-use crate::local::{Folder, LocalMarket, reach, windows_of};
+use crate::local::{Folder, RingMarket, reach, windows_of};
 
 /// Time for both links of rank 0 to come up.
 const FORM_WITHIN: std::time::Duration = std::time::Duration::from_secs(20);
@@ -43,7 +43,7 @@ impl MeasuredRing {
         backend: &'static Backend,
         manifest: &RankManifest,
         folder: &Folder,
-        market: &LocalMarket,
+        market: &RingMarket,
         options: WindowOptions,
     ) -> anyhow::Result<Self> {
         let keys = Arc::new(NodeKeys::load_or_generate(&folder.node_key(0))?);
@@ -53,8 +53,7 @@ impl MeasuredRing {
         let files = RankFiles::new(manifest, 0, &dir)?;
         let client = MarketClient::new(&market.url, keys.clone())?.ring(&manifest.ring);
         let wanted = Wanted::of(client, manifest, windows_of(0), &keys, reach(address))
-            .context("the plan has no ranks")?
-            .with_invite(Some(market.invite.clone()));
+            .context("the plan has no ranks")?;
         let stage = Stage {
             keeper: Keeper::start(wanted, StageState::Loading, None),
             plan: manifest.clone(),

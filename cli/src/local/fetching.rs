@@ -30,6 +30,7 @@ enum Event {
     Error {
         message: String,
     },
+    Serving,
     /// of a newer stage
     #[serde(other)]
     Unknown,
@@ -42,12 +43,16 @@ struct Told {
     failure: Option<String>,
 }
 
-/// Fetches the windows of all ranks and returns the bytes that each took from the source: 0 for one that was there.
-pub(crate) async fn fetch(program: &Program<'_>, children: &mut Children) -> anyhow::Result<Vec<u64>> {
+/// Fetches the windows of `ranks` and returns the bytes that each rank of the ring took from the source: 0 for one that
+/// was there, or is not among them.
+pub(crate) async fn fetch(
+    program: &Program<'_>,
+    ranks: &[usize],
+    children: &mut Children,
+) -> anyhow::Result<Vec<u64>> {
     let bars = std::io::stderr().is_terminal().then(MultiProgress::new);
-    let ranks = 0..program.manifest.ranks.len();
-    let told = Arc::new(Mutex::new(vec![Told::default(); ranks.len()]));
-    for rank in ranks {
+    let told = Arc::new(Mutex::new(vec![Told::default(); program.manifest.ranks.len()]));
+    for &rank in ranks {
         let (name, told) = (program.name(rank), told.clone());
         let mut show = Show::new(&name, bars.as_ref());
         let on_line = move |line: &str| {
@@ -57,7 +62,7 @@ pub(crate) async fn fetch(program: &Program<'_>, children: &mut Children) -> any
             match event {
                 Event::Done { bytes_fetched } => told.fetched = bytes_fetched,
                 Event::Error { message } => told.failure = Some(message),
-                Event::Progress { .. } | Event::Unknown => {}
+                Event::Progress { .. } | Event::Serving | Event::Unknown => {}
             }
         };
         let log = program.folder.new_log(rank)?;
@@ -77,6 +82,37 @@ pub(crate) async fn fetch(program: &Program<'_>, children: &mut Children) -> any
     }
     let told = told.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(told.iter().map(|told| told.fetched).collect())
+}
+
+/// Shows the progress that a stage tells on its stdout.
+pub(crate) struct Telling {
+    name: String,
+    show: Show,
+}
+
+impl Telling {
+    /// For a stage of that name.
+    pub(crate) fn new(name: &str) -> Self {
+        let bars = std::io::stderr().is_terminal().then(MultiProgress::new);
+        Telling {
+            name: name.to_owned(),
+            show: Show::new(name, bars.as_ref()),
+        }
+    }
+
+    /// The stage's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Takes a line; true when it says that the stage serves.
+    pub(crate) fn line(&mut self, line: &str) -> bool {
+        let Ok(event) = serde_json::from_str::<Event>(line) else {
+            return false;
+        };
+        self.show.event(&event);
+        matches!(event, Event::Serving)
+    }
 }
 
 /// Shows one window's progress: a bar on a terminal, else a line now and then.
@@ -118,7 +154,7 @@ impl Show {
             (Show::Lines { name, .. }, Event::Done { bytes_fetched }) => {
                 eprintln!("{name}: window is there, {} fetched", bytes(*bytes_fetched));
             }
-            (Show::Lines { .. }, Event::Progress { .. } | Event::Error { .. }) | (_, Event::Unknown) => {}
+            (Show::Lines { .. }, Event::Progress { .. } | Event::Error { .. }) | (_, Event::Serving | Event::Unknown) => {}
         }
     }
 }

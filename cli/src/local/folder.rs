@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use kvasir_plan::{Rank, RankManifest};
+use kvasir_plan::{LayerRange, Rank, RankManifest};
 use kvasir_wire::trust::OwnerKey;
 
 /// Digits of a model's identity in names of folders; the stage checks the whole of it.
@@ -44,6 +44,14 @@ impl Folder {
             ),
             Err(TryLockError::Error(error)) => Err(error).context("can't lock the folder"),
         }
+    }
+
+    /// The owner's key in the folder of a ring that runs or has run, which may be in use.
+    pub(crate) fn owner_of(path: Option<PathBuf>, ring: &str) -> anyhow::Result<OwnerKey> {
+        let path = path.map_or_else(|| Ok(cache()?.join("up").join(ring)), Ok::<_, anyhow::Error>)?;
+        OwnerKey::load(&path.join("owner.key")).with_context(|| {
+            format!("{} holds no owner's key: run the ring once with `kvasir up`, or name its folder with --dir", path.display())
+        })
     }
 
     /// The owner's key, made at the first run.
@@ -79,6 +87,11 @@ impl Folder {
         self.path.join("windows").join(window_name(manifest, rank))
     }
 
+    /// The folder of layers of a model, by the model's identity.
+    pub(crate) fn window_of(&self, identity: &str, layers: LayerRange) -> PathBuf {
+        self.path.join("windows").join(name_of(identity, layers))
+    }
+
     /// Writes the plan for the stages to read.
     pub(crate) fn write_plan(&self, manifest: &RankManifest) -> anyhow::Result<PathBuf> {
         self.write("plan.json", &serde_json::to_vec_pretty(manifest)?)
@@ -111,8 +124,14 @@ impl Folder {
 }
 
 fn window_name(manifest: &RankManifest, rank: &Rank) -> String {
-    let identity: String = manifest.model.identity.chars().take(IDENTITY_DIGITS).collect();
-    format!("{identity}-{}-{}", rank.layers.start, rank.layers.end)
+    name_of(&manifest.model.identity, rank.layers)
+}
+
+/// The identity comes from a market too: only its digits go into a path.
+fn name_of(identity: &str, layers: LayerRange) -> String {
+    let digits = identity.chars().filter(char::is_ascii_hexdigit);
+    let identity: String = digits.take(IDENTITY_DIGITS).collect();
+    format!("{identity}-{}-{}", layers.start, layers.end)
 }
 
 /// `$KVASIR_CACHE`, or `~/.cache/kvasir`.

@@ -1,44 +1,35 @@
-//! The market of one ring, for stages on this machine: the relay's own, on the loopback and in memory.
+//! The market of one ring, for stages on this machine: one on the loopback and in memory, or a relay's.
 
-use std::{net::Ipv4Addr, sync::Arc};
+use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc};
 
 use kvasir_gguf::ModelSource;
 use kvasir_market::{
     Admission, ClientError, Limits, Market, MarketClient, RingClient, Store, router,
-    types::{Demand, InviteRequest, Reach, RingStatus, Run, Source},
+    types::{Demand, Reach, RingStatus, Run, Source},
 };
 use kvasir_plan::RankManifest;
 use kvasir_wire::trust::{NodeKeys, PublicKey};
-use secrecy::SecretString;
 
 use super::Folder;
 
 /// All stages of this machine reach each other by the loopback, which goes by this name.
 const NETWORK: &str = "local";
-/// An invite outlasts every ring.
-const INVITE_S: u32 = 365 * 24 * 3600;
 
-/// A market on the loopback, which takes only the nodes that the folder holds the keys of.
+/// The market that this machine's stages claim their windows on: its own on the loopback, or a relay's.
 #[derive(Clone, Debug)]
-pub(crate) struct LocalMarket {
+pub(crate) struct RingMarket {
     /// the ring's owner, whose key delegates to the node of rank 0
     pub(crate) owner: PublicKey,
     /// its address
     pub(crate) url: String,
-    /// what its stages enrol with
-    pub(crate) invite: SecretString,
     ring: RingClient,
 }
 
-impl LocalMarket {
-    /// Serves the ring's market until this process ends, every window kept for the node of its rank.
+impl RingMarket {
+    /// Serves a market on the loopback until this process ends, with every window kept for the node of its rank.
     pub(crate) async fn serve(folder: &Folder, manifest: &RankManifest, source: &ModelSource) -> anyhow::Result<Self> {
-        let owner = Arc::new(folder.owner_key()?);
-        let keys = (0..manifest.ranks.len())
-            .map(|rank| Ok(NodeKeys::load_or_generate(&folder.node_key(rank))?.public()))
-            .collect::<anyhow::Result<Vec<_>>>()?;
         let store = Store::memory(Limits::default()).await?;
-        let market = Market::new(store, Admission::Owners(vec![owner.public()])).await?;
+        let market = Market::new(store, Admission::Owners(vec![folder.owner_key()?.public()])).await?;
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let url = format!("http://{}", listener.local_addr()?);
         tokio::spawn({
@@ -50,33 +41,42 @@ impl LocalMarket {
                 tracing::error!(%error, "the market ended");
             }
         });
+        let ranks: Vec<usize> = (0..manifest.ranks.len()).collect();
+        RingMarket::on(&url, folder, manifest, source, &ranks).await
+    }
 
-        let client = MarketClient::new(&url, owner.clone())?;
+    /// Offers the ring on the market at `url`: `ranks` are kept for nodes of this machine, the others are open.
+    pub(crate) async fn on(
+        url: &str,
+        folder: &Folder,
+        manifest: &RankManifest,
+        source: &ModelSource,
+        ranks: &[usize],
+    ) -> anyhow::Result<Self> {
+        let owner = Arc::new(folder.owner_key()?);
+        let mut reserved = BTreeMap::new();
+        for &rank in ranks {
+            reserved.insert(rank as u32, NodeKeys::load_or_generate(&folder.node_key(rank))?.public());
+        }
+        let client = MarketClient::new(url, owner.clone())?;
         let ring = client.ring(&manifest.ring);
         let demand = Demand {
             template: manifest.clone(),
             source: source_of(source),
-            delegations: keys
-                .first()
+            delegations: reserved
+                .get(&0)
                 .map(|rank0| owner.delegate(manifest.ring.as_str(), *rank0))
                 .into_iter()
                 .collect(),
-            reserved: (0..).zip(keys.iter().copied()).collect(),
-            trusted_ends: true,
+            trusted_ends: reserved.contains_key(&0) && reserved.contains_key(&(manifest.ranks.len() as u32 - 1)),
+            reserved,
             queued: None,
             lease_s: None,
         };
         ring.demand(&demand).await?;
-        let request = InviteRequest {
-            ring: manifest.ring.clone(),
-            uses: keys.len() as u32,
-            expires_in_s: INVITE_S,
-        };
-        let invite = client.invite(&request).await?;
-        Ok(LocalMarket {
+        Ok(RingMarket {
             owner: owner.public(),
-            url,
-            invite: invite.token.into(),
+            url: url.to_owned(),
             ring,
         })
     }

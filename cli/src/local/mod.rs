@@ -6,7 +6,7 @@ mod folder;
 mod market;
 mod program;
 
-pub(crate) use fetching::fetch;
+pub(crate) use fetching::{Telling, fetch};
 pub(crate) use folder::Folder;
-pub(crate) use market::{LocalMarket, reach, windows_of};
+pub(crate) use market::{RingMarket, reach, windows_of};
 pub(crate) use program::{Program, Served};

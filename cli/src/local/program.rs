@@ -1,13 +1,13 @@
 //! The command lines of the stages that this program starts.
 
-use std::{net::SocketAddr, ops::Range, path::PathBuf, process::Command};
+use std::{net::SocketAddr, path::PathBuf, process::Command};
 
 use anyhow::Context;
 use kvasir_gguf::ModelSource;
 use kvasir_plan::RankManifest;
 use secrecy::{ExposeSecret, SecretString};
 
-use super::{Folder, LocalMarket};
+use super::{Folder, RingMarket};
 use crate::{planned, supervise::Children};
 
 /// Seconds that answers in progress have once the ring is to end: whoever pressed Ctrl-C waits for it.
@@ -28,7 +28,7 @@ pub(crate) struct Program<'a> {
 #[derive(Debug)]
 pub(crate) struct Served<'a> {
     /// where manifests come from
-    pub(crate) market: &'a LocalMarket,
+    pub(crate) market: &'a RingMarket,
     /// where rank 0 serves the API
     pub(crate) api: SocketAddr,
     /// threads of each stage; none: one for each core
@@ -122,15 +122,15 @@ impl<'a> Program<'a> {
             }
         }
         command
-            .env("KVASIR_TOKEN", served.market.invite.expose_secret())
+            .env_remove("KVASIR_TOKEN")
             .env_remove("KVASIR_SOURCE_TOKEN");
         command
     }
 
-    /// Starts a stage for each of `ranks`, whose windows took `fetched` bytes, and returns their process ids.
+    /// Starts a stage for each of `ranks` and returns their process ids; `fetched` says what each rank's window took.
     pub(crate) fn start(
         &self,
-        ranks: Range<usize>,
+        ranks: impl IntoIterator<Item = usize>,
         served: &Served<'_>,
         fetched: &[u64],
         children: &mut Children,
@@ -141,6 +141,6 @@ impl<'a> Program<'a> {
                 .spawn(self.name(rank), command, &log, |_| {})
                 .with_context(|| format!("can't start {}", self.name(rank)))
         };
-        ranks.map(start).collect()
+        ranks.into_iter().map(start).collect()
     }
 }

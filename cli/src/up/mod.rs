@@ -16,12 +16,12 @@ use std::{
 
 use anyhow::Context;
 use kvasir_api::Ring;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    failure::{Interrupted, StageLost},
-    local::{self, Folder, LocalMarket, Program, Served},
+    failure::{Interrupted, StageLost, Usage},
+    local::{self, Folder, RingMarket, Program, Served},
     planned::{self, RingArgs},
+    signals::interrupted,
     supervise::Children,
     table::Output,
 };
@@ -125,9 +125,20 @@ impl Up {
         }
         let manifest = &planned.manifest;
         let program = Program::new(folder, manifest, &planned.source)?;
-        let fetched = local::fetch(&program, children).await?;
+        let relay = relay_of(ring)?;
+        let ranks = planned.ranks_here();
+        if ranks.len() < manifest.ranks.len() && relay.is_none() {
+            return Err(Usage(
+                "the Ring leaves windows open, and names no relay where they could be claimed: set relay.url".to_owned(),
+            )
+            .into());
+        }
+        let fetched = local::fetch(&program, &ranks, children).await?;
 
-        let market = LocalMarket::serve(folder, manifest, &planned.source).await?;
+        let market = match &relay {
+            Some(url) => RingMarket::on(url, folder, manifest, &planned.source, &ranks).await?,
+            None => RingMarket::serve(folder, manifest, &planned.source).await?,
+        };
         let api = port.local_addr()?;
         let served = Served {
             market: &market,
@@ -139,12 +150,12 @@ impl Up {
         };
         // Rank 0 listens there itself.
         drop(port);
-        let pids = program.start(0..manifest.ranks.len(), &served, &fetched, children)?;
+        let pids = program.start(ranks.iter().copied(), &served, &fetched, children)?;
         let status = tokio::select! {
-            status = ready::wait(&market, pids.len(), api) => status?,
+            status = ready::wait(&market, manifest.ranks.len(), api) => status?,
             Some(exit) = children.next_exit() => return Err(StageLost::from(exit).into()),
         };
-        let up = RingUp::new(manifest, api, &status, &fetched, &pids);
+        let up = RingUp::new(manifest, api, &status, &fetched, &ranks, &pids);
         if !self.keep {
             folder.forget_other_windows(manifest)?;
         }
@@ -162,8 +173,17 @@ impl Up {
         head.set(pids.first().copied());
         tokio::select! {
             exit = children.next_exit() => exit.map_or(Ok(()), |exit| Err(StageLost::from(exit).into())),
-            never = ready::watch(&market, &status, pids.len()) => match never {},
+            never = ready::watch(&market, &status, manifest.ranks.len()) => match never {},
         }
+    }
+}
+
+/// The relay whose market the Ring is offered on, if it names one.
+fn relay_of(ring: &Ring) -> anyhow::Result<Option<String>> {
+    match &ring.spec.relay {
+        None => Ok(None),
+        Some(kvasir_api::Relay { url: Some(url), .. }) => Ok(Some(url.clone())),
+        Some(_) => Err(Usage("relay.serviceRef names a Service, which only a cluster has: use relay.url here".to_owned()).into()),
     }
 }
 
@@ -176,13 +196,4 @@ fn reserve(port: u16) -> anyhow::Result<TcpListener> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     TcpListener::bind(address)
         .with_context(|| format!("can't listen on {address}: end what uses it, or choose another port with --port"))
-}
-
-/// Ends at the first Ctrl-C, SIGTERM or SIGHUP from now on.
-fn interrupted() -> anyhow::Result<impl Future<Output = ()>> {
-    let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
-    let mut signals = kinds.into_iter().map(signal).collect::<Result<Vec<_>, _>>()?;
-    Ok(async move {
-        futures::future::select_all(signals.iter_mut().map(|signal| Box::pin(signal.recv()))).await;
-    })
 }

@@ -17,7 +17,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::{
     http_client,
-    local::LocalMarket,
+    local::RingMarket,
     table::{Column, Table, bytes},
 };
 
@@ -28,7 +28,7 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 /// Waits until rank 0 says that a lap came home; what happens meanwhile is told on stderr. Doesn't give up: a large
 /// window takes long to load.
-pub(super) async fn wait(market: &LocalMarket, ranks: usize, api: SocketAddr) -> anyhow::Result<RingStatus> {
+pub(super) async fn wait(market: &RingMarket, ranks: usize, api: SocketAddr) -> anyhow::Result<RingStatus> {
     let url = Url::parse(&format!("http://{api}/readyz"))?;
     let http = http_client(&url, Duration::from_secs(5))?;
     let mut look = tokio::time::interval(LOOK_EVERY);
@@ -52,7 +52,7 @@ pub(super) async fn wait(market: &LocalMarket, ranks: usize, api: SocketAddr) ->
 }
 
 /// Tells on stderr what becomes of the stages of a ring that was up.
-pub(super) async fn watch(market: &LocalMarket, ready: &RingStatus, ranks: usize) -> Infallible {
+pub(super) async fn watch(market: &RingMarket, ready: &RingStatus, ranks: usize) -> Infallible {
     let mut look = tokio::time::interval(WATCH_EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut told = Told::of(ready, ranks);
@@ -98,7 +98,10 @@ fn claim_of(status: &RingStatus, rank: usize) -> Option<&ClaimStatus> {
 }
 
 fn say(claim: Option<&ClaimStatus>) -> String {
-    let Some((claim, report)) = claim.and_then(|claim| Some((claim, claim.report.as_ref()?))) else {
+    let Some(claim) = claim else {
+        return "nobody has claimed it yet".to_owned();
+    };
+    let Some(report) = &claim.report else {
         return "starting".to_owned();
     };
     let phase = match &report.state {
@@ -135,7 +138,9 @@ struct Row {
     fetched_bytes: u64,
     resident_bytes: u64,
     backend: String,
-    pid: u32,
+    /// none for a window that a device from outside holds
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<u32>,
 }
 
 impl Up {
@@ -144,25 +149,27 @@ impl Up {
         api: SocketAddr,
         status: &RingStatus,
         fetched: &[u64],
+        ranks: &[usize],
         pids: &[u32],
     ) -> Self {
-        let row = |(rank, (fetched, pid)): (usize, (&u64, &u32))| {
+        let row = |rank: usize| {
             let report = claim_of(status, rank).and_then(|claim| claim.report.as_ref());
-            let (resident_bytes, backend) = match report.map(|report| &report.state) {
+            let here = ranks.iter().position(|here| *here == rank);
+            let (theirs, resident_bytes, backend) = match report.map(|report| &report.state) {
                 Some(StageState::Ready {
+                    fetched_bytes,
                     resident_bytes,
                     backend,
-                    ..
-                }) => (*resident_bytes, backend.clone()),
-                _ => (0, String::new()),
+                }) => (*fetched_bytes, *resident_bytes, backend.clone()),
+                _ => (0, 0, String::new()),
             };
             Row {
                 rank: rank as u32,
                 layers: manifest.ranks[rank].layers,
-                fetched_bytes: *fetched,
+                fetched_bytes: if here.is_some() { fetched[rank] } else { theirs },
                 resident_bytes,
                 backend,
-                pid: *pid,
+                pid: here.and_then(|here| pids.get(here).copied()),
             }
         };
         Up {
@@ -170,7 +177,7 @@ impl Up {
             model: manifest.model.name.clone(),
             endpoint: format!("http://{api}"),
             pid: std::process::id(),
-            ranks: fetched.iter().zip(pids).enumerate().map(row).collect(),
+            ranks: (0..manifest.ranks.len()).map(row).collect(),
         }
     }
 
@@ -190,7 +197,7 @@ impl Up {
                 bytes(row.fetched_bytes),
                 bytes(row.resident_bytes),
                 row.backend.clone(),
-                row.pid.to_string(),
+                row.pid.map_or_else(|| "outside".to_owned(), |pid| pid.to_string()),
             ]);
         }
         table

@@ -1,6 +1,5 @@
 //! `kvasir-stage fetch`.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
@@ -9,7 +8,7 @@ use kvasir_gguf::source::{Access, ModelSource};
 use secrecy::SecretString;
 use serde_json::json;
 
-use super::{read_plan, stdin_ended};
+use super::{read_plan, say, stdin_ended};
 use crate::fetch::{FetchError, Fetched, Progress, RankFiles};
 use crate::run::chain;
 
@@ -102,10 +101,4 @@ impl Args {
             .fetch(&source, &access, &plan.model.prefix_bytes, progress)
             .await?)
     }
-}
-
-/// A line for the program that started this one; when it is gone there is nobody to tell.
-fn say(event: &serde_json::Value) {
-    let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{event}").and_then(|()| out.flush());
 }

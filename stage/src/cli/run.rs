@@ -6,44 +6,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::ValueEnum;
-use kvasir_engine::{Backend, CacheType, Mode, Output, Vocabulary, WindowOptions};
+use kvasir_engine::Vocabulary;
 use kvasir_market::client::MarketClient;
 use kvasir_market::types::{Reach, Run, StageState};
 use kvasir_plan::RankManifest;
-use kvasir_wire::edge::{RelayDialer, Timings};
+use kvasir_wire::edge::Timings;
 use kvasir_wire::trust::{NodeKeys, PublicKey};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use secrecy::SecretString;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::{read_plan, stdin_ended};
+use super::window::{EngineArgs, FORM_WITHIN, Prepared, cancel_on_signal, relays, secret};
 use crate::api::{self, ApiConfig, Cors, Shutdown};
 use crate::fetch::RankFiles;
-use crate::ring::relays::Relays;
-use crate::ring::{Embedding, Loaded};
-use crate::run::{Keeper, RunError, Stage, StageFacts, Wanted};
-
-/// Time for both links of an epoch to come up.
-const FORM_WITHIN: Duration = Duration::from_secs(20);
+use crate::run::{Keeper, RunError, Stage, Wanted};
 
 /// Bytes of a request's body for each position of the context: a token's text, as JSON, with room for structure.
 const BODY_PER_POSITION: usize = 128;
 /// Every ring takes bodies of this size.
 const SMALLEST_BODY: usize = 1 << 20;
-
-/// Precision of cached keys and values.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Cache {
-    #[value(name = "F16")]
-    F16,
-    #[value(name = "Q8_0")]
-    Q8_0,
-}
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -88,12 +72,8 @@ pub(super) struct Args {
     /// Rank 0: seconds that answers in progress have to end once the stage is asked to
     #[arg(long, env = "KVASIR_DRAIN", default_value_t = 25, value_parser = clap::value_parser!(u64).range(0..=3600))]
     drain: u64,
-    /// Threads that compute; 0: one for each core
-    #[arg(long, env = "KVASIR_THREADS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=512))]
-    threads: u32,
-    /// Precision of the cache
-    #[arg(long, env = "KVASIR_CACHE_TYPE", value_enum, default_value = "F16")]
-    cache_type: Cache,
+    #[command(flatten)]
+    engine: EngineArgs,
     /// Seconds without a word after which a neighbour counts as lost
     #[arg(long, env = "KVASIR_SILENT_AFTER", default_value_t = 15)]
     silent_after: u64,
@@ -105,18 +85,9 @@ pub(super) struct Args {
     exit_with_stdin: bool,
 }
 
-/// A plan and the engine that it wants.
-pub(super) struct Prepared {
-    plan: RankManifest,
-    backend: &'static Backend,
-}
-
 impl Args {
-    /// What must be done while the process has one thread: exact mode sets an environment variable.
     pub(super) fn prepare(&self) -> anyhow::Result<Prepared> {
-        let plan = read_plan(&self.plan)?;
-        let backend = Backend::init(if plan.exact { Mode::Exact } else { Mode::Fast })?;
-        Ok(Prepared { plan, backend })
+        Prepared::of(&self.plan)
     }
 
     pub(super) async fn run(self, Prepared { plan, backend }: Prepared) -> anyhow::Result<()> {
@@ -161,10 +132,7 @@ impl Args {
             owner: self.owner,
             keys,
             listener,
-            relays: Some(Relays {
-                dialer: RelayDialer::from_environment()?,
-                tickets: Arc::new(ring),
-            }),
+            relays: Some(relays(ring)?),
             fetched_bytes: self.fetched_bytes,
             timings: Timings {
                 silent_after,
@@ -174,16 +142,7 @@ impl Args {
             form_within: FORM_WITHIN,
             tap: None,
         };
-        let options = self.options(&plan);
-        let load = {
-            let (files, dir) = (files.clone(), self.dir.clone());
-            move || {
-                load(backend, &files, &options).map_err(|e| RunError::Load {
-                    dir,
-                    source: e.into_boxed_dyn_error(),
-                })
-            }
-        };
+        let load = self.engine.loader(backend, &plan, files.clone(), self.dir.clone());
         let running = stage.start(load, shutdown.clone());
         let api = match (api, running.head.clone()) {
             (Some(listener), Some(head)) => {
@@ -207,29 +166,6 @@ impl Args {
                 Err(gave_up).with_context(|| format!("{} is no use", files.window().display()))
             }
             ended => Ok(ended?),
-        }
-    }
-
-    fn options(&self, plan: &RankManifest) -> WindowOptions {
-        let last = self.rank + 1 == plan.ranks.len();
-        WindowOptions {
-            context_length: plan.context_length,
-            sequences: plan.sequences,
-            max_rows: plan.max_lap_tokens,
-            threads: self.threads,
-            cache_type: match self.cache_type {
-                Cache::F16 => CacheType::F16,
-                Cache::Q8_0 => CacheType::Q8_0,
-            },
-            output: if last {
-                Output::Logits {
-                    max_rows: plan.sequences,
-                }
-            } else {
-                Output::Hidden
-            },
-            exact: plan.exact,
-            ..WindowOptions::default()
         }
     }
 
@@ -260,18 +196,6 @@ impl Args {
             ..ApiConfig::new(&plan.model.name)
         })
     }
-}
-
-fn load(backend: &'static Backend, files: &RankFiles, options: &WindowOptions) -> anyhow::Result<(Loaded, StageFacts)> {
-    let embedding = files.embedding()?;
-    let embedding = embedding
-        .as_ref()
-        .map(|(file, scale)| Embedding { file, scale: *scale });
-    let loaded = Loaded::load(backend, &files.window(), options, embedding)?;
-    let facts = StageFacts {
-        backend: loaded.backend_name().to_owned(),
-    };
-    Ok((loaded, facts))
 }
 
 /// What `/metrics` says of the ring itself.
@@ -308,28 +232,4 @@ async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address)
         .await
         .with_context(|| format!("cannot listen on {address}: choose another port, or end what uses it"))
-}
-
-fn secret(variable: &str) -> Option<SecretString> {
-    std::env::var(variable)
-        .ok()
-        .filter(|v| !v.is_empty())
-        .map(SecretString::from)
-}
-
-async fn cancel_on_signal(shutdown: CancellationToken, with_stdin: bool) {
-    let terminated = async {
-        match signal(SignalKind::terminate()) {
-            Ok(mut signals) => {
-                signals.recv().await;
-            }
-            Err(_) => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        () = stdin_ended(with_stdin) => {}
-        () = terminated => {}
-        _ = tokio::signal::ctrl_c() => {}
-    }
-    shutdown.cancel();
 }

@@ -113,6 +113,11 @@ impl MarketClient {
         self.signer.public()
     }
 
+    /// The market's root.
+    pub fn address(&self) -> &str {
+        self.base.as_str()
+    }
+
     /// The calls about one ring.
     pub fn ring(&self, ring: &str) -> RingClient {
         RingClient {

@@ -17,6 +17,7 @@ crate::on_both_stores!(
 async fn f3_of_claims_for_one_window_at_once_one_wins_and_the_others_learn_what_is_open(world: World) {
     let mut demand = world.demand();
     demand.reserved.clear();
+    demand.trusted_ends = false;
     world.open_as(demand).await;
     let claims = (0..4).map(|node| {
         let client = world.node(node);

@@ -113,6 +113,7 @@ async fn of_claims_through_several_relays_at_once_one_wins() {
     let world = World::new(Kind::Postgres).await;
     let mut demand = world.demand();
     demand.reserved.clear();
+    demand.trusted_ends = false;
     world.open_as(demand).await;
     let mut urls = vec![world.url.clone()];
     for _ in 0..3 {

@@ -1,0 +1,125 @@
+//! `kvasir status`: who covers which layers of a ring, and who has earned what.
+
+use std::{io::Write, path::PathBuf, sync::Arc};
+
+use kvasir_market::{
+    MarketClient,
+    types::{ClaimStatus, Ledger, RingStatus, StageState},
+};
+use serde::Serialize;
+
+use crate::{
+    failure::Usage,
+    local::Folder,
+    planned::RingArgs,
+    table::{Column, Output, Table, bytes},
+};
+
+/// Show the coverage map of a ring and its ledger, as the relay that it is offered on keeps them.
+#[derive(Debug, clap::Args)]
+pub struct Status {
+    #[command(flatten)]
+    ring: RingArgs,
+    /// Folder of the ring, which holds its owner's key; ~/.cache/kvasir/up/NAME when absent
+    #[arg(long, env = "KVASIR_UP_DIR")]
+    dir: Option<PathBuf>,
+    /// Form of the output
+    #[arg(short, long, env = "KVASIR_OUTPUT", value_enum, default_value_t)]
+    output: Output,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    status: RingStatus,
+    ledger: Ledger,
+}
+
+impl Status {
+    /// Runs the command.
+    pub async fn run(self) -> anyhow::Result<()> {
+        let ring = self.ring.read()?;
+        let name = ring.metadata.name.clone().unwrap_or_default();
+        let url = ring.spec.relay.as_ref().and_then(|relay| relay.url.clone());
+        let url = url.ok_or_else(|| Usage("the Ring names no relay, which would know: set relay.url".to_owned()))?;
+        let owner = Arc::new(Folder::owner_of(self.dir.clone(), &name)?);
+        let market = MarketClient::new(&url, owner)?;
+        let mut ledger = market.ledger().await?;
+        ledger.rows.retain(|row| row.ring == name);
+        let report = Report {
+            status: market.ring(&name).status().await?,
+            ledger,
+        };
+        self.output.print(&report, coverage)?;
+        if self.output == Output::Table {
+            let mut out = std::io::stdout();
+            writeln!(out, "\n{}\n", summary(&report.status))?;
+            self.output.print(&report, earned)?;
+        }
+        Ok(())
+    }
+}
+
+fn summary(status: &RingStatus) -> String {
+    let epoch = status.epoch.map_or_else(|| "no epoch yet".to_owned(), |epoch| format!("epoch {epoch}"));
+    if status.uncovered.is_empty() {
+        let state = if status.ready { "ready" } else { "covered, not ready" };
+        return format!("{epoch}, {state}");
+    }
+    let layers: Vec<String> = status.uncovered.iter().map(ToString::to_string).collect();
+    format!("{epoch}, nobody serves layers {}", layers.join(", "))
+}
+
+fn coverage(report: &Report) -> Table {
+    let mut table = Table::new([
+        Column::Words("LAYERS"),
+        Column::Words("HOLDER"),
+        Column::Words("STATE"),
+        Column::Number("MEMORY"),
+        Column::Number("RATE"),
+    ]);
+    for window in &report.status.windows {
+        let claim = report.status.claims.iter().find(|claim| claim.windows.holds(window.index));
+        let holder = claim.map_or_else(|| "-".to_owned(), |claim| claim.node.to_string().chars().take(8).collect());
+        table.row([
+            window.layers.to_string(),
+            holder,
+            claim.map_or_else(|| "open".to_owned(), state),
+            bytes(window.memory),
+            claim.map_or(window.rate, |claim| claim.rate).to_string(),
+        ]);
+    }
+    table
+}
+
+fn state(claim: &ClaimStatus) -> String {
+    match claim.report.as_ref().map(|report| &report.state) {
+        _ if claim.expired => "expired".to_owned(),
+        None => "claimed".to_owned(),
+        Some(StageState::Fetching { done, total }) => format!("fetching {} of {}", bytes(*done), bytes(*total)),
+        Some(StageState::Loading) => "loading".to_owned(),
+        Some(StageState::Ready { backend, .. }) => format!("ready on {backend}"),
+        Some(StageState::Leaving) => "leaving".to_owned(),
+    }
+}
+
+fn earned(report: &Report) -> Table {
+    let mut table = Table::new([
+        Column::Words("NODE"),
+        Column::Number("EPOCH"),
+        Column::Number("CLAIM"),
+        Column::Number("POSITIONS"),
+        Column::Number("RATE"),
+        Column::Number("EARNED"),
+    ]);
+    for row in &report.ledger.rows {
+        table.row([
+            row.node.to_string().chars().take(8).collect(),
+            row.epoch.to_string(),
+            row.claim.to_string(),
+            row.committed.to_string(),
+            row.rate.to_string(),
+            row.earned.to_string(),
+        ]);
+    }
+    table
+}
