@@ -46,6 +46,10 @@ fi
 if [ "$purpose" = test ]; then
   python3 -c 'import ensurepip' &>/dev/null || missing+=(python3-venv)
   have shellcheck || missing+=(shellcheck)
+  # a device behind a router of its own
+  have ip || missing+=(iproute2)
+  have nft || [ -x /usr/sbin/nft ] || missing+=(nftables)
+  have sysctl || [ -x /usr/sbin/sysctl ] || missing+=(procps)
   # the tests start a server of their own; the package's own server, where it starts one, is left alone
   compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || missing+=(postgresql)
 fi

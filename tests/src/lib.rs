@@ -11,6 +11,7 @@ pub mod client;
 pub mod deadline;
 pub mod gguf;
 pub mod models;
+pub mod network;
 pub mod nginx;
 pub mod postgres;
 pub mod process;

@@ -95,7 +95,7 @@ impl Drop for Nginx {
 }
 
 /// nginx from the `PATH`, from where Debian puts it, or from the cache, where `scripts/install.sh` puts it.
-fn program() -> PathBuf {
+pub fn program() -> PathBuf {
     let in_path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&in_path)
         .chain(["/usr/sbin".into(), models::cache().join("nginx/usr/sbin")])
@@ -106,11 +106,8 @@ fn program() -> PathBuf {
 
 /// One process, so that killing it leaves none behind, and so that it keeps our rights to read the files.
 fn configure(root: &Path, folder: &Path, port: u16, directives: &str) -> String {
+    let temporary = temporary_paths(folder);
     let (root, folder) = (root.display(), folder.display());
-    let mut temporary = String::new();
-    for kind in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
-        writeln!(temporary, "{kind}_temp_path {folder}/{kind};").unwrap();
-    }
     format!(
         "daemon off; master_process off; pid {folder}/nginx.pid;
         events {{ worker_connections 256; }}
@@ -122,6 +119,15 @@ fn configure(root: &Path, folder: &Path, port: u16, directives: &str) -> String 
             server {{ listen 127.0.0.1:{port}; root {root}; {directives} }}
         }}"
     )
+}
+
+/// Directives that keep nginx's temporary files in `folder`.
+pub fn temporary_paths(folder: &Path) -> String {
+    let mut paths = String::new();
+    for kind in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
+        writeln!(paths, "{kind}_temp_path {}/{kind};", folder.display()).unwrap();
+    }
+    paths
 }
 
 fn parse(line: &str) -> Request {

@@ -23,7 +23,7 @@ fn damaged(model: &Path, tensor: &str, copy: &Path) {
     let model = kvasir_gguf::Model::open(copy).unwrap();
     let prefix = &model.parts()[0].prefix;
     let found = prefix.tensors.iter().find(|found| found.name == tensor).unwrap();
-    let bytes = vec![0xff; found.bytes().unwrap() as usize];
+    let bytes = vec![0xff; found.ty.bytes(&found.dims).unwrap() as usize];
     let file = OpenOptions::new().write(true).open(copy).unwrap();
     file.write_all_at(&bytes, prefix.data_offset + found.offset).unwrap();
 }
