@@ -50,7 +50,8 @@ impl Invite {
         let ring = self.ring.read()?;
         let name = ring.metadata.name.clone().unwrap_or_default();
         let url = ring.spec.relay.as_ref().and_then(|relay| relay.url.clone());
-        let url = url.ok_or_else(|| Usage("the Ring names no relay, where devices could join: set relay.url".to_owned()))?;
+        let url =
+            url.ok_or_else(|| Usage("the Ring names no relay, where devices could join: set relay.url".to_owned()))?;
         let owner = Arc::new(Folder::owner_of(self.dir.clone(), &name)?);
         let public = owner.public();
         let expires_in_s = u32::try_from(self.expires.as_secs()).unwrap_or(u32::MAX);

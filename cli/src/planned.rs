@@ -226,7 +226,10 @@ impl Planned {
     /// Ranks that the plan puts on this machine; the others are left to the market.
     pub fn ranks_here(&self) -> Vec<usize> {
         let ranks = self.manifest.ranks.iter().enumerate();
-        ranks.filter(|(_, rank)| rank.placement.is_some()).map(|(rank, _)| rank).collect()
+        ranks
+            .filter(|(_, rank)| rank.placement.is_some())
+            .map(|(rank, _)| rank)
+            .collect()
     }
 
     /// What to say when all stages together need more memory than this machine has left.

@@ -60,7 +60,9 @@ impl Status {
 }
 
 fn summary(status: &RingStatus) -> String {
-    let epoch = status.epoch.map_or_else(|| "no epoch yet".to_owned(), |epoch| format!("epoch {epoch}"));
+    let epoch = status
+        .epoch
+        .map_or_else(|| "no epoch yet".to_owned(), |epoch| format!("epoch {epoch}"));
     if status.uncovered.is_empty() {
         let state = if status.ready { "ready" } else { "covered, not ready" };
         return format!("{epoch}, {state}");
@@ -78,8 +80,15 @@ fn coverage(report: &Report) -> Table {
         Column::Number("RATE"),
     ]);
     for window in &report.status.windows {
-        let claim = report.status.claims.iter().find(|claim| claim.windows.holds(window.index));
-        let holder = claim.map_or_else(|| "-".to_owned(), |claim| claim.node.to_string().chars().take(8).collect());
+        let claim = report
+            .status
+            .claims
+            .iter()
+            .find(|claim| claim.windows.holds(window.index));
+        let holder = claim.map_or_else(
+            || "-".to_owned(),
+            |claim| claim.node.to_string().chars().take(8).collect(),
+        );
         table.row([
             window.layers.to_string(),
             holder,

@@ -105,7 +105,7 @@ impl Decoder {
     pub(crate) fn collect(&mut self, buffer: &mut [u8], payloads: &mut Vec<u8>) {
         let filled = 0..buffer.len();
         self.each_payload(buffer, filled, |buffer, payload| {
-            payloads.extend_from_slice(&buffer[payload])
+            payloads.extend_from_slice(&buffer[payload]);
         });
     }
 

@@ -87,7 +87,7 @@ fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
     match payload.len() {
         length @ 0..126 => bytes.push(MASKED | length as u8),
         length @ 126..65536 => {
-            bytes.push(MASKED | 126);
+            bytes.push(MASKED | 0x7E);
             bytes.extend((length as u16).to_be_bytes());
         }
         length => {

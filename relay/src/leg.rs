@@ -112,9 +112,8 @@ impl Leg {
     pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Gone>> {
         loop {
             while let Some(rest) = self.out.get(self.written..).filter(|rest| !rest.is_empty()) {
-                let taken = match ready!(Pin::new(&mut self.socket).poll_write(cx, rest)) {
-                    Ok(taken @ 1..) => taken,
-                    Ok(0) | Err(_) => return Poll::Ready(Err(Gone::Left)),
+                let Ok(taken @ 1..) = ready!(Pin::new(&mut self.socket).poll_write(cx, rest)) else {
+                    return Poll::Ready(Err(Gone::Left));
                 };
                 self.written += taken;
                 self.stalled = Some(Instant::now());

@@ -69,10 +69,9 @@ impl Refused {
     fn status(&self) -> StatusCode {
         match self {
             Refused::Query | Refused::Protocol => StatusCode::BAD_REQUEST,
-            Refused::Origin => StatusCode::FORBIDDEN,
             Refused::NotAnUpgrade => StatusCode::UPGRADE_REQUIRED,
             Refused::NoTicket | Refused::Ticket(TicketError::Expired { .. }) => StatusCode::UNAUTHORIZED,
-            Refused::Ticket(_) => StatusCode::FORBIDDEN,
+            Refused::Origin | Refused::Ticket(_) => StatusCode::FORBIDDEN,
             Refused::Draining | Refused::NoPlace(NoPlace::Full { .. }) => StatusCode::SERVICE_UNAVAILABLE,
             Refused::NoPlace(NoPlace::OfNode { .. }) => StatusCode::TOO_MANY_REQUESTS,
         }

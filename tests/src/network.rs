@@ -19,19 +19,33 @@ pub const PUBLIC: &str = "198.51.100.1";
 
 /// Router rules: the device's connections go out under the router's address, and only their answers come in.
 const ROUTER_RULES: &str = "
-    table ip nat { chain post { type nat hook postrouting priority 100; oifname wan0 masquerade; } }
+    table ip nat {
+        chain post {
+            type nat hook postrouting priority 100;
+            oifname wan0 masquerade
+        }
+    }
     table inet filter {
-        chain forward { type filter hook forward priority 0; policy drop;
+        chain forward {
+            type filter hook forward priority 0; policy drop;
             ct state established,related accept
             iifname lan0 accept
         }
-        chain input { type filter hook input priority 0; policy drop; ct state established,related accept; iifname lan0 accept; }
+        chain input {
+            type filter hook input priority 0; policy drop;
+            ct state established,related accept
+            iifname lan0 accept
+        }
     }";
 
 /// Device rules: no inbound connection.
 const DEVICE_RULES: &str = "
     table inet filter {
-        chain input { type filter hook input priority 0; policy drop; ct state established,related accept; iifname lo accept; }
+        chain input {
+            type filter hook input priority 0; policy drop;
+            ct state established,related accept
+            iifname lo accept
+        }
     }";
 
 /// The namespaces; dropping them takes them away.
@@ -54,8 +68,8 @@ impl Network {
             run(&["ip", "netns", "add", name])?;
             run(&["ip", "-n", name, "link", "set", "lo", "up"])?;
         }
-        network.cable(public, "wan0", router, "wan0")?;
-        network.cable(router, "lan0", device, "lan0")?;
+        cable(public, "wan0", router, "wan0")?;
+        cable(router, "lan0", device, "lan0")?;
         let addresses = [
             (public, "wan0", "198.51.100.1/24"),
             (router, "wan0", "198.51.100.2/24"),
@@ -72,12 +86,6 @@ impl Network {
             run(&["ip", "netns", "exec", name, "nft", rules])?;
         }
         Ok(network)
-    }
-
-    fn cable(&self, a: &str, link_a: &str, b: &str, link_b: &str) -> Result<(), String> {
-        run(&[
-            "ip", "link", "add", link_a, "netns", a, "type", "veth", "peer", "name", link_b, "netns", b,
-        ])
     }
 
     /// A command on the public side.
@@ -112,7 +120,17 @@ impl Network {
     pub fn move_device(&self, address: &str) {
         let [_, router, device] = &self.names;
         run(&["ip", "-n", device, "address", "flush", "dev", "lan0"]).unwrap();
-        run(&["ip", "-n", device, "address", "add", &format!("{address}/24"), "dev", "lan0"]).unwrap();
+        run(&[
+            "ip",
+            "-n",
+            device,
+            "address",
+            "add",
+            &format!("{address}/24"),
+            "dev",
+            "lan0",
+        ])
+        .unwrap();
         run(&["ip", "-n", device, "route", "replace", "default", "via", "192.168.7.1"]).unwrap();
         // A router that starts anew knows no connection.
         run(&["ip", "netns", "exec", router, "nft", "flush", "ruleset"]).unwrap();
@@ -126,6 +144,12 @@ impl Drop for Network {
             let _ = run(&["ip", "netns", "del", name]);
         }
     }
+}
+
+fn cable(a: &str, link_a: &str, b: &str, link_b: &str) -> Result<(), String> {
+    run(&[
+        "ip", "link", "add", link_a, "netns", a, "type", "veth", "peer", "name", link_b, "netns", b,
+    ])
 }
 
 fn within(name: &str, program: &OsStr) -> Command {
@@ -143,5 +167,9 @@ fn run(command: &[&str]) -> Result<(), String> {
     if done.status.success() {
         return Ok(());
     }
-    Err(format!("{}: {}", command.join(" "), String::from_utf8_lossy(&done.stderr).trim()))
+    Err(format!(
+        "{}: {}",
+        command.join(" "),
+        String::from_utf8_lossy(&done.stderr).trim()
+    ))
 }

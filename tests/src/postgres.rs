@@ -1,4 +1,4 @@
-//! A real PostgreSQL on a socket in a folder of its own, for the stores that are tested on it.
+//! A real `PostgreSQL` on a socket in a folder of its own, for the stores that are tested on it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -56,7 +56,7 @@ impl Postgres {
             chown(&folder, Some(user), Some(group)).unwrap();
         }
         let data = folder.join("data");
-        let made = as_account(&programs.join("initdb"), account, &folder)
+        let made = as_account(programs.join("initdb"), account, &folder)
             .args(["--no-sync", "--auth=trust", "--username=kvasir", "--encoding=UTF8"])
             .args(["--locale=C", "--pgdata"])
             .arg(&data)

@@ -94,7 +94,11 @@ impl Site {
         );
         fs::write(self.path("nginx.conf"), configuration).unwrap();
         let mut command = self.network.public(nginx::program());
-        command.arg("-c").arg(self.path("nginx.conf")).arg("-e").arg(self.path("error.log"));
+        command
+            .arg("-c")
+            .arg(self.path("nginx.conf"))
+            .arg("-e")
+            .arg(self.path("error.log"));
         self.others.push(Started::new(&mut command, &self.path("nginx.log")));
     }
 
@@ -116,7 +120,9 @@ impl Site {
     /// `kvasir` on the public side, which trusts nginx's certificate.
     fn kvasir(&self) -> Command {
         let mut command = self.network.public(program("kvasir"));
-        command.env("KVASIR_CA_FILE", self.path("ca.pem")).env("KVASIR_THREADS", "1");
+        command
+            .env("KVASIR_CA_FILE", self.path("ca.pem"))
+            .env("KVASIR_THREADS", "1");
         command
     }
 
@@ -164,8 +170,12 @@ impl Site {
     fn completion(&self) -> Option<Value> {
         self.network.publicly(|| {
             let address: SocketAddr = format!("127.0.0.1:{PORT}").parse().unwrap();
-            let answer = Client::new(address).send("POST", "/v1/completions", Some(&prompt())).ok()?;
-            (answer.status == 200).then(|| answer.json()).filter(|body| body["choices"].is_array())
+            let answer = Client::new(address)
+                .send("POST", "/v1/completions", Some(&prompt()))
+                .ok()?;
+            (answer.status == 200)
+                .then(|| answer.json())
+                .filter(|body| body["choices"].is_array())
         })
     }
 
@@ -217,7 +227,11 @@ fn a_device_behind_nat_serves_the_middle_window_and_survives_what_networks_do() 
     };
     let model = models::gemma3();
     let inside = Ring::up(&ring(file_source(&model), false));
-    let expected = inside.client().send("POST", "/v1/completions", Some(&prompt())).unwrap().json();
+    let expected = inside
+        .client()
+        .send("POST", "/v1/completions", Some(&prompt()))
+        .unwrap()
+        .json();
     let expected = text(&expected);
     drop(inside);
 
@@ -231,7 +245,9 @@ fn a_device_behind_nat_serves_the_middle_window_and_survives_what_networks_do() 
     site.start_relay();
     let file = model.file_name().unwrap().to_str().unwrap();
     site.start_up(&ring(http_source(&format!("http://{PUBLIC}/{file}")), true));
-    wait_until("the ring is offered", FORMS, || site.log("up.log").contains("rank 0: window is loaded"));
+    wait_until("the ring is offered", FORMS, || {
+        site.log("up.log").contains("rank 0: window is loaded")
+    });
     site.join();
     wait_for("the ring is ready", FORMS, || fs::read(site.path("up.ready")).ok());
     let first = site.answer("the first time", FORMS);
@@ -240,15 +256,26 @@ fn a_device_behind_nat_serves_the_middle_window_and_survives_what_networks_do() 
     // It fetched its window and no more.
     let plan: Value = serde_json::from_slice(&fs::read(site.path("up/plan.json")).unwrap()).unwrap();
     let window = plan["ranks"][1]["bytes"].as_u64().unwrap();
-    let prefix: u64 = plan["model"]["prefixBytes"].as_array().unwrap().iter().map(|part| part.as_u64().unwrap()).sum();
+    let prefix: u64 = plan["model"]["prefixBytes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|part| part.as_u64().unwrap())
+        .sum();
     let log = site.log("access.log");
     let fetched: u64 = log
         .lines()
         .filter(|line| line.starts_with(ROUTER) && line.contains(file))
         .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
         .sum();
-    assert!(fetched >= window, "{fetched} of {window} bytes: is the device seen as {ROUTER}?");
-    assert!(fetched <= window * 102 / 100 + prefix, "{fetched} bytes for a window of {window} and a prefix of {prefix}");
+    assert!(
+        fetched >= window,
+        "{fetched} of {window} bytes: is the device seen as {ROUTER}?"
+    );
+    assert!(
+        fetched <= window * 102 / 100 + prefix,
+        "{fetched} bytes for a window of {window} and a prefix of {prefix}"
+    );
 
     // It earned what the formula says, for what came home.
     let committed = first["usage"]["total_tokens"].as_u64().unwrap();
@@ -261,11 +288,16 @@ fn a_device_behind_nat_serves_the_middle_window_and_survives_what_networks_do() 
         let told = site.told(&["status"]);
         let (node, rate) = rate_of(&told);
         let rows = told["ledger"]["rows"].as_array().unwrap().clone();
-        let row = rows.into_iter().find(|row| row["node"] == node && row["committed"] == committed)?;
+        let row = rows
+            .into_iter()
+            .find(|row| row["node"] == node && row["committed"] == committed)?;
         assert_eq!(row["rate"], rate);
         Some(row)
     });
-    assert_eq!(row["earned"].as_u64().unwrap(), committed * row["rate"].as_u64().unwrap() / 1_000_000);
+    assert_eq!(
+        row["earned"].as_u64().unwrap(),
+        committed * row["rate"].as_u64().unwrap() / 1_000_000
+    );
 
     site.network.set_cable(false);
     thread::sleep(Duration::from_secs(10)); // the cut itself
@@ -282,6 +314,15 @@ fn a_device_behind_nat_serves_the_middle_window_and_survives_what_networks_do() 
     assert_eq!(text(&site.answer("after the relay's restart", MENDS)), expected);
 
     let all = site.told(&["status"]);
-    let paid: u64 = all["ledger"]["rows"].as_array().unwrap().iter().map(|row| row["earned"].as_u64().unwrap()).sum();
-    assert_eq!(all["ledger"]["earned"].as_u64().unwrap(), paid, "the ledger's sum is that of its rows");
+    let paid: u64 = all["ledger"]["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| row["earned"].as_u64().unwrap())
+        .sum();
+    assert_eq!(
+        all["ledger"]["earned"].as_u64().unwrap(),
+        paid,
+        "the ledger's sum is that of its rows"
+    );
 }

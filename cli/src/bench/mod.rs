@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::{
     failure::{StageLost, Usage},
-    local::{self, Folder, RingMarket, Program, Served},
+    local::{self, Folder, Program, RingMarket, Served},
     planned::RingArgs,
     supervise::Children,
     table::{Column, Output, Table},

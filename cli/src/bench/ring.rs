@@ -52,8 +52,8 @@ impl MeasuredRing {
         let dir = folder.window(manifest, &manifest.ranks[0]);
         let files = RankFiles::new(manifest, 0, &dir)?;
         let client = MarketClient::new(&market.url, keys.clone())?.ring(&manifest.ring);
-        let wanted = Wanted::of(client, manifest, windows_of(0), &keys, reach(address))
-            .context("the plan has no ranks")?;
+        let wanted =
+            Wanted::of(client, manifest, windows_of(0), &keys, reach(address)).context("the plan has no ranks")?;
         let stage = Stage {
             keeper: Keeper::start(wanted, StageState::Loading, None),
             plan: manifest.clone(),

@@ -37,7 +37,12 @@ impl FromStr for Link {
             return Err(refused("holds a user name or a query").into());
         }
         let (mut token, mut owner) = (None, None);
-        for part in market.fragment().unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
+        for part in market
+            .fragment()
+            .unwrap_or_default()
+            .split('&')
+            .filter(|part| !part.is_empty())
+        {
             match part.split_once('=') {
                 Some(("token", value)) if !value.is_empty() => token = Some(SecretString::from(value.to_owned())),
                 Some(("owner", value)) => {
@@ -66,7 +71,10 @@ impl Link {
     /// The link with its token, for the terminal of who invites.
     pub(crate) fn reveal(&self) -> String {
         let mut url = self.market.clone();
-        let token = self.token.as_ref().map(|token| format!("token={}", token.expose_secret()));
+        let token = self
+            .token
+            .as_ref()
+            .map(|token| format!("token={}", token.expose_secret()));
         let owner = self.owner.map(|owner| format!("owner={owner}"));
         let parts: Vec<String> = token.into_iter().chain(owner).collect();
         url.set_fragment((!parts.is_empty()).then(|| parts.join("&")).as_deref());

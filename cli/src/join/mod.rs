@@ -162,7 +162,11 @@ impl Join {
 
     /// Enrols with the invite, as often as it takes to reach the market. Without one this device is a member already.
     async fn enrol(&self, link: &Link, market: &MarketClient, memory: u64) -> anyhow::Result<()> {
-        let token = self.token.clone().filter(|token| !token.is_empty()).map(SecretString::from);
+        let token = self
+            .token
+            .clone()
+            .filter(|token| !token.is_empty())
+            .map(SecretString::from);
         let Some(token) = token.or_else(|| link.token.clone()) else {
             return Ok(());
         };
@@ -263,7 +267,10 @@ async fn leave(market: &MarketClient, node: PublicKey) -> anyhow::Result<()> {
         for claim in ring.status().await?.claims {
             if claim.node == node {
                 ring.leave(claim.id).await?;
-                println!("handed back: windows {} (layers {}) of ring {}", claim.windows, claim.layers, offer.ring);
+                println!(
+                    "handed back: windows {} (layers {}) of ring {}",
+                    claim.windows, claim.layers, offer.ring
+                );
                 left += 1;
             }
         }
@@ -307,8 +314,12 @@ fn waiting(offers: &[Offer], memory: u64) -> String {
 }
 
 fn layers(offer: &Offer, choice: &Choice) -> anyhow::Result<kvasir_plan::LayerRange> {
-    let run = offer.windows.get(choice.windows.start as usize..choice.windows.end as usize);
-    let (first, last) = run.and_then(|run| Some((run.first()?, run.last()?))).context("no such windows")?;
+    let run = offer
+        .windows
+        .get(choice.windows.start as usize..choice.windows.end as usize);
+    let (first, last) = run
+        .and_then(|run| Some((run.first()?, run.last()?)))
+        .context("no such windows")?;
     Ok(kvasir_plan::LayerRange {
         start: first.layers.start,
         end: last.layers.end,

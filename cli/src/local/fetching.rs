@@ -45,11 +45,7 @@ struct Told {
 
 /// Fetches the windows of `ranks` and returns the bytes that each rank of the ring took from the source: 0 for one that
 /// was there, or is not among them.
-pub(crate) async fn fetch(
-    program: &Program<'_>,
-    ranks: &[usize],
-    children: &mut Children,
-) -> anyhow::Result<Vec<u64>> {
+pub(crate) async fn fetch(program: &Program<'_>, ranks: &[usize], children: &mut Children) -> anyhow::Result<Vec<u64>> {
     let bars = std::io::stderr().is_terminal().then(MultiProgress::new);
     let told = Arc::new(Mutex::new(vec![Told::default(); program.manifest.ranks.len()]));
     for &rank in ranks {
@@ -154,7 +150,8 @@ impl Show {
             (Show::Lines { name, .. }, Event::Done { bytes_fetched }) => {
                 eprintln!("{name}: window is there, {} fetched", bytes(*bytes_fetched));
             }
-            (Show::Lines { .. }, Event::Progress { .. } | Event::Error { .. }) | (_, Event::Serving | Event::Unknown) => {}
+            (Show::Lines { .. }, Event::Progress { .. } | Event::Error { .. })
+            | (_, Event::Serving | Event::Unknown) => {}
         }
     }
 }

@@ -50,7 +50,10 @@ impl Folder {
     pub(crate) fn owner_of(path: Option<PathBuf>, ring: &str) -> anyhow::Result<OwnerKey> {
         let path = path.map_or_else(|| Ok(cache()?.join("up").join(ring)), Ok::<_, anyhow::Error>)?;
         OwnerKey::load(&path.join("owner.key")).with_context(|| {
-            format!("{} holds no owner's key: run the ring once with `kvasir up`, or name its folder with --dir", path.display())
+            format!(
+                "{} holds no owner's key: run the ring once with `kvasir up`, or name its folder with --dir",
+                path.display()
+            )
         })
     }
 

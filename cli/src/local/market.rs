@@ -56,7 +56,10 @@ impl RingMarket {
         let owner = Arc::new(folder.owner_key()?);
         let mut reserved = BTreeMap::new();
         for &rank in ranks {
-            reserved.insert(rank as u32, NodeKeys::load_or_generate(&folder.node_key(rank))?.public());
+            reserved.insert(
+                rank as u32,
+                NodeKeys::load_or_generate(&folder.node_key(rank))?.public(),
+            );
         }
         let client = MarketClient::new(url, owner.clone())?;
         let ring = client.ring(&manifest.ring);

@@ -121,9 +121,7 @@ impl<'a> Program<'a> {
                 command.arg("--chat-template").arg(template);
             }
         }
-        command
-            .env_remove("KVASIR_TOKEN")
-            .env_remove("KVASIR_SOURCE_TOKEN");
+        command.env_remove("KVASIR_TOKEN").env_remove("KVASIR_SOURCE_TOKEN");
         command
     }
 

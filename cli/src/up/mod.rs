@@ -19,7 +19,7 @@ use kvasir_api::Ring;
 
 use crate::{
     failure::{Interrupted, StageLost, Usage},
-    local::{self, Folder, RingMarket, Program, Served},
+    local::{self, Folder, Program, RingMarket, Served},
     planned::{self, RingArgs},
     signals::interrupted,
     supervise::Children,
@@ -129,7 +129,8 @@ impl Up {
         let ranks = planned.ranks_here();
         if ranks.len() < manifest.ranks.len() && relay.is_none() {
             return Err(Usage(
-                "the Ring leaves windows open, and names no relay where they could be claimed: set relay.url".to_owned(),
+                "the Ring leaves windows open, and names no relay where they could be claimed: set relay.url"
+                    .to_owned(),
             )
             .into());
         }
@@ -183,7 +184,10 @@ fn relay_of(ring: &Ring) -> anyhow::Result<Option<String>> {
     match &ring.spec.relay {
         None => Ok(None),
         Some(kvasir_api::Relay { url: Some(url), .. }) => Ok(Some(url.clone())),
-        Some(_) => Err(Usage("relay.serviceRef names a Service, which only a cluster has: use relay.url here".to_owned()).into()),
+        Some(_) => Err(Usage(
+            "relay.serviceRef names a Service, which only a cluster has: use relay.url here".to_owned(),
+        )
+        .into()),
     }
 }
 

@@ -193,10 +193,7 @@ mod tests {
     fn an_old_ticket_says_how_old() {
         let key = TicketKey::from_bytes([1; 32]);
         let text = key.sign(&ticket());
-        assert_eq!(
-            key.verify(&text, RELAY, 1000),
-            Err(TicketError::Expired { late_ms: 0 })
-        );
+        assert_eq!(key.verify(&text, RELAY, 1000), Err(TicketError::Expired { late_ms: 0 }));
         let error = key.verify(&text, RELAY, 3500).unwrap_err();
         assert_eq!(error, TicketError::Expired { late_ms: 2500 });
         assert_eq!(error.to_string(), "the ticket ran out 3 s ago: get a new one");
@@ -205,7 +202,9 @@ mod tests {
     #[test]
     fn a_ticket_serves_at_one_relay_only() {
         let key = TicketKey::from_bytes([1; 32]);
-        let error = key.verify(&key.sign(&ticket()), "https://other.example", 0).unwrap_err();
+        let error = key
+            .verify(&key.sign(&ticket()), "https://other.example", 0)
+            .unwrap_err();
         assert_eq!(error.reason(), "WrongRelay");
     }
 

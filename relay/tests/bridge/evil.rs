@@ -160,7 +160,8 @@ async fn a_changed_handshake_is_refused() {
 
 #[tokio::test]
 async fn what_is_changed_dropped_or_repeated_later_ends_the_edge() {
-    let cases: [(&str, fn(Vec<u8>) -> Vec<Vec<u8>>); 3] = [
+    type Change = fn(Vec<u8>) -> Vec<Vec<u8>>;
+    let cases: [(&str, Change); 3] = [
         ("changed", |mut bytes| {
             let last = bytes.len() - 1;
             bytes[last] ^= 1;

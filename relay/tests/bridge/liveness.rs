@@ -123,9 +123,8 @@ async fn c3_a_message_above_the_limit_is_closed_with_1009_and_both_numbers() {
         let _ = sink.send(Message::Binary(vec![0; size].into())).await;
     });
     let frame = loop {
-        match messages.next().await.unwrap().unwrap() {
-            Message::Close(Some(frame)) => break frame,
-            _ => {}
+        if let Message::Close(Some(frame)) = messages.next().await.unwrap().unwrap() {
+            break frame;
         }
     };
     send.abort();

@@ -13,7 +13,7 @@ async fn bytes_of_each_end_come_out_at_the_other() {
     let relay = Relay::start(Wish::default()).await;
     let [mut predecessor, mut successor] = relay.legs(0).await;
     for length in [1, 125, 126, 65_535, 65_536, 1 << 20] {
-        let bytes: Vec<u8> = (0..length).map(|at: u32| (at * 31 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..length).map(|at: u32| ((at * 31) >> 3) as u8).collect();
         passes(&mut predecessor, &mut successor, &bytes).await;
         passes(&mut successor, &mut predecessor, &bytes).await;
     }

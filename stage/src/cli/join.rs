@@ -98,7 +98,10 @@ impl Args {
         // Nobody dials a device that joins from outside: it has no address.
         let wanted = Wanted::of(ring.clone(), &plan, self.windows.0, &keys, Reach::default())
             .context("the plan has no such windows")?;
-        ensure!(wanted.layers.start > 0, "the first window serves clients: it is not for devices that join");
+        ensure!(
+            wanted.layers.start > 0,
+            "the first window serves clients: it is not for devices that join"
+        );
         let files = RankFiles::of_layers(&plan, wanted.layers, &self.dir)?;
         let signalled = CancellationToken::new();
         tokio::spawn(cancel_on_signal(signalled.clone(), self.exit_with_stdin));
@@ -206,12 +209,17 @@ async fn lost(keeper: &Keeper) -> anyhow::Error {
 async fn lost_for_good(standing: &mut tokio::sync::watch::Receiver<Standing>) -> anyhow::Error {
     let held = |standing: &Standing| matches!(standing, Standing::Held(_));
     loop {
-        let seeking = standing.wait_for(|standing| matches!(standing, Standing::Seeking(_))).await;
+        let seeking = standing
+            .wait_for(|standing| matches!(standing, Standing::Seeking(_)))
+            .await;
         if seeking.is_err() {
             return std::future::pending().await;
         }
         drop(seeking);
-        if tokio::time::timeout(CLAIM_AGAIN, standing.wait_for(held)).await.is_err() {
+        if tokio::time::timeout(CLAIM_AGAIN, standing.wait_for(held))
+            .await
+            .is_err()
+        {
             let why = standing.borrow().clone();
             return anyhow::anyhow!("the claim was lost: {why:?}");
         }

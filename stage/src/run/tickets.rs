@@ -22,8 +22,8 @@ impl Tickets for RingClient {
             retryable: e.retryable(),
         })?;
         Ok(EdgeTicket {
-            url: granted.url.clone(),
-            ticket: granted.ticket.clone().into(),
+            url: granted.url,
+            ticket: granted.ticket.into(),
         })
     }
 }

@@ -48,7 +48,15 @@ impl RelayProcess {
                 "--max-legs-per-node",
                 "1000000",
             ])
-            .args(["--max-legs", "1000000", "--drain-grace", "0s", "--database", ":memory:", "--ticket-key-file"])
+            .args([
+                "--max-legs",
+                "1000000",
+                "--drain-grace",
+                "0s",
+                "--database",
+                ":memory:",
+                "--ticket-key-file",
+            ])
             .arg(key)
             .arg("--ready-file")
             .arg(&ready)

@@ -104,7 +104,7 @@ impl Frames {
         let mask = if second & 0x80 == 0 { 0 } else { 4 };
         let (length, bytes) = match (second & 0x7F, rest) {
             (126, [a, b, ..]) => (usize::from(u16::from_be_bytes([*a, *b])), 2),
-            (127, [a, b, c, d, e, f, g, h, ..]) => (u64::from_be_bytes([*a, *b, *c, *d, *e, *f, *g, *h]) as usize, 8),
+            (127, rest) if rest.len() >= 8 => (rest[..8].iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte)), 8),
             (126 | 127, _) => return,
             (short, _) => (usize::from(short), 0),
         };
@@ -122,7 +122,7 @@ pub(super) fn frame(payload: &[u8]) -> Vec<u8> {
     match payload.len() {
         length @ 0..126 => bytes.push(0x80 | length as u8),
         length => {
-            bytes.push(0x80 | 126);
+            bytes.push(0x80 | 0x7E);
             bytes.extend((length as u16).to_be_bytes());
         }
     }

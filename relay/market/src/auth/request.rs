@@ -318,7 +318,7 @@ mod tests {
             },
             Credentials {
                 key: other,
-                ..credentials.clone()
+                ..credentials
             },
         ];
         for credentials in changed {

@@ -446,4 +446,3 @@ fn extra_authorities() -> Result<Vec<reqwest::Certificate>, ClientError> {
         source: source.into(),
     })
 }
-

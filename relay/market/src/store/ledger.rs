@@ -82,6 +82,13 @@ impl Store {
             .await?;
         }
         let committed = account.committed;
+        // Also of claims that the last positions didn't bring another whole µcredit.
+        sqlx::query("UPDATE ledger SET committed = $3 WHERE ring = $1 AND epoch = $2")
+            .bind(ring)
+            .bind(number)
+            .bind(signed(committed, "the counter")?)
+            .execute(&mut *transaction)
+            .await?;
         self.finish(transaction, locked, state).await?;
         Ok(Committed { committed })
     }

@@ -16,7 +16,7 @@ crate::on_both_stores!(
     without_a_relay_the_ring_says_what_it_waits_for,
 );
 
-async fn nat(world: &World, node: usize, state: StageState) -> kvasir_market::types::StageReport {
+fn nat(world: &World, node: usize, state: StageState) -> kvasir_market::types::StageReport {
     let mut report = world.report(node, node as u32, state);
     report.reach = Reach::default();
     report
@@ -28,7 +28,7 @@ async fn with_a_phone(world: &World) {
     for node in 0..3 {
         let claim = world.claim(node, node as u32).await;
         let report = if node == 1 {
-            nat(world, node, ready()).await
+            nat(world, node, ready())
         } else {
             world.report(node, node as u32, ready())
         };

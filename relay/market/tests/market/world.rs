@@ -19,31 +19,31 @@ use kvasir_wire::trust::{NodeKeys, OwnerKey, SignedManifest};
 use secrecy::SecretString;
 use tempfile::TempDir;
 
-pub const RING: &str = "tea";
-pub const WINDOWS: u32 = 3;
+pub(crate) const RING: &str = "tea";
+pub(crate) const WINDOWS: u32 = 3;
 /// Longest wait for anything in these tests.
-pub const LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     Sqlite,
     Postgres,
 }
 
 /// Where the store lies.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub(crate) enum Place {
     File(Arc<TempDir>),
     Database(String),
 }
 
-pub struct World {
-    pub kind: Kind,
-    pub place: Place,
-    pub market: Arc<Market>,
-    pub url: String,
-    pub owner: Arc<OwnerKey>,
-    pub nodes: Vec<Arc<NodeKeys>>,
+pub(crate) struct World {
+    pub(crate) kind: Kind,
+    pub(crate) place: Place,
+    pub(crate) market: Arc<Market>,
+    pub(crate) url: String,
+    pub(crate) owner: Arc<OwnerKey>,
+    pub(crate) nodes: Vec<Arc<NodeKeys>>,
     server: tokio::task::JoinHandle<()>,
 }
 
@@ -55,7 +55,7 @@ impl Place {
         }
     }
 
-    pub async fn store(&self, limits: Limits) -> Store {
+    pub(crate) async fn store(&self, limits: Limits) -> Store {
         match self {
             Place::File(folder) => Store::file(&folder.path().join("a market?%.db"), limits).await.unwrap(),
             Place::Database(url) => Store::postgres(&SecretString::from(url.clone()), limits).await.unwrap(),
@@ -63,7 +63,7 @@ impl Place {
     }
 }
 
-pub async fn serve(router: axum::Router) -> (String, tokio::task::JoinHandle<()>) {
+pub(crate) async fn serve(router: axum::Router) -> (String, tokio::task::JoinHandle<()>) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -73,11 +73,11 @@ pub async fn serve(router: axum::Router) -> (String, tokio::task::JoinHandle<()>
 
 impl World {
     /// A market without rings.
-    pub async fn new(kind: Kind) -> Self {
+    pub(crate) async fn new(kind: Kind) -> Self {
         World::with_limits(kind, Limits::default()).await
     }
 
-    pub async fn with_limits(kind: Kind, limits: Limits) -> Self {
+    pub(crate) async fn with_limits(kind: Kind, limits: Limits) -> Self {
         let place = Place::new(kind);
         let market = Market::new(place.store(limits).await, Admission::Anyone).await.unwrap();
         let (url, server) = serve(router(market.clone())).await;
@@ -93,7 +93,7 @@ impl World {
     }
 
     /// The relay ends and another starts on the same store.
-    pub async fn restart(&mut self) {
+    pub(crate) async fn restart(&mut self) {
         self.server.abort();
         let _ = (&mut self.server).await;
         self.market = Market::new(self.place.store(Limits::default()).await, Admission::Anyone)
@@ -103,31 +103,31 @@ impl World {
     }
 
     /// Another relay on the same database.
-    pub async fn another_relay(&self) -> (Arc<Market>, String) {
+    pub(crate) async fn another_relay(&self) -> (Arc<Market>, String) {
         let market = Market::new(self.place.store(Limits::default()).await, Admission::Anyone)
             .await
             .unwrap();
         (market.clone(), serve(router(market)).await.0)
     }
 
-    pub fn client(&self, signer: Arc<dyn Signer>) -> MarketClient {
+    pub(crate) fn client(&self, signer: Arc<dyn Signer>) -> MarketClient {
         MarketClient::new(&self.url, signer).unwrap()
     }
 
-    pub fn owner(&self) -> RingClient {
+    pub(crate) fn owner(&self) -> RingClient {
         self.client(self.owner.clone()).ring(RING)
     }
 
-    pub fn node(&self, node: usize) -> RingClient {
+    pub(crate) fn node(&self, node: usize) -> RingClient {
         self.client(self.nodes[node].clone()).ring(RING)
     }
 
     /// A node at another relay.
-    pub fn node_at(&self, url: &str, node: usize) -> RingClient {
+    pub(crate) fn node_at(&self, url: &str, node: usize) -> RingClient {
         MarketClient::new(url, self.nodes[node].clone()).unwrap().ring(RING)
     }
 
-    pub fn demand(&self) -> Demand {
+    pub(crate) fn demand(&self) -> Demand {
         Demand {
             template: plan(),
             source: Source::Http {
@@ -141,7 +141,7 @@ impl World {
         }
     }
 
-    pub async fn invite(&self, uses: u32, expires_in_s: u32) -> SecretString {
+    pub(crate) async fn invite(&self, uses: u32, expires_in_s: u32) -> SecretString {
         let request = InviteRequest {
             ring: RING.to_owned(),
             uses,
@@ -152,11 +152,11 @@ impl World {
     }
 
     /// The ring is on the market, and all nodes are enrolled.
-    pub async fn open(&self) {
+    pub(crate) async fn open(&self) {
         self.open_as(self.demand()).await;
     }
 
-    pub async fn open_as(&self, demand: Demand) {
+    pub(crate) async fn open_as(&self, demand: Demand) {
         self.owner().demand(&demand).await.unwrap();
         let invite = self.invite(self.nodes.len() as u32, 3600).await;
         for node in 0..self.nodes.len() {
@@ -164,15 +164,15 @@ impl World {
         }
     }
 
-    pub async fn claim(&self, node: usize, window: u32) -> Claim {
+    pub(crate) async fn claim(&self, node: usize, window: u32) -> Claim {
         self.node(node).claim(&request(window, "first")).await.unwrap()
     }
 
-    pub fn report(&self, node: usize, window: u32, state: StageState) -> StageReport {
+    pub(crate) fn report(&self, node: usize, window: u32, state: StageState) -> StageReport {
         self.report_of(node, window, "first", state)
     }
 
-    pub fn report_of(&self, node: usize, window: u32, instance: &str, state: StageState) -> StageReport {
+    pub(crate) fn report_of(&self, node: usize, window: u32, instance: &str, state: StageState) -> StageReport {
         let address = format!("127.0.0.1:{}", 4000 + node);
         StageReport {
             holder: self.nodes[node].holder(
@@ -195,7 +195,7 @@ impl World {
     }
 
     /// Every node claims its window and is ready.
-    pub async fn all_ready(&self) -> Vec<Claim> {
+    pub(crate) async fn all_ready(&self) -> Vec<Claim> {
         let mut claims = Vec::new();
         for window in 0..WINDOWS {
             let node = window as usize;
@@ -210,7 +210,7 @@ impl World {
     }
 
     /// Signs and publishes what is proposed.
-    pub async fn publish(&self, after: u64) -> SignedManifest {
+    pub(crate) async fn publish(&self, after: u64) -> SignedManifest {
         let proposal = self.node(0).proposal(after).await.unwrap().expect("a proposal");
         let signed = SignedManifest::sign(&proposal.manifest, &self.nodes[0], proposal.delegation).unwrap();
         self.node(0).publish(&signed).await.unwrap();
@@ -218,7 +218,7 @@ impl World {
     }
 
     /// A formed ring, in epoch 1.
-    pub async fn formed(&self) -> Vec<Claim> {
+    pub(crate) async fn formed(&self) -> Vec<Claim> {
         self.open().await;
         let claims = self.all_ready().await;
         self.publish(0).await;
@@ -226,7 +226,7 @@ impl World {
     }
 }
 
-pub fn ready() -> StageState {
+pub(crate) fn ready() -> StageState {
     StageState::Ready {
         fetched_bytes: 7,
         resident_bytes: 9,
@@ -234,7 +234,7 @@ pub fn ready() -> StageState {
     }
 }
 
-pub fn request(window: u32, instance: &str) -> ClaimRequest {
+pub(crate) fn request(window: u32, instance: &str) -> ClaimRequest {
     ClaimRequest {
         windows: Run {
             start: window,
@@ -244,7 +244,7 @@ pub fn request(window: u32, instance: &str) -> ClaimRequest {
     }
 }
 
-pub fn enrolment() -> Enrolment {
+pub(crate) fn enrolment() -> Enrolment {
     Enrolment {
         name: Some("a laptop".to_owned()),
         platform: "linux-x86_64".to_owned(),
@@ -252,7 +252,7 @@ pub fn enrolment() -> Enrolment {
     }
 }
 
-pub fn positions(epoch: u64, committed: u64) -> Positions {
+pub(crate) fn positions(epoch: u64, committed: u64) -> Positions {
     Positions {
         epoch,
         committed,
@@ -260,7 +260,7 @@ pub fn positions(epoch: u64, committed: u64) -> Positions {
     }
 }
 
-pub fn plan() -> RankManifest {
+pub(crate) fn plan() -> RankManifest {
     let rank = |start| Rank {
         layers: LayerRange { start, end: start + 2 },
         bytes: 300_000_000,
@@ -291,7 +291,7 @@ pub fn plan() -> RankManifest {
 }
 
 /// Looks again and again until there is something.
-pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
         if let Some(found) = look().await {

@@ -300,7 +300,7 @@ fn edges_spread_over_the_relays_and_only_those_of_a_lost_one_move() {
         moved += usize::from(was_lost);
     }
     assert!((25..=75).contains(&moved), "{moved} of 200 edges on one relay of four");
-    let mut turned = relays.clone();
+    let mut turned = relays;
     turned.reverse();
     assert_eq!(of(&turned), all, "whatever order the relays are listed in");
 }

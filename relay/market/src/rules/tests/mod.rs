@@ -153,7 +153,7 @@ impl Market {
     }
 
     fn settle(&mut self) {
-        self.step(|ring, now, relays| ring.settle(now, relays));
+        self.step(RingState::settle);
     }
 
     fn claim_as(&mut self, number: usize, instance: &str, start: u32, end: u32) -> Result<Claim, RuleError> {

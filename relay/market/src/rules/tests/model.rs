@@ -121,7 +121,7 @@ impl Model for Contest {
         let mut state = last.clone();
         state.steps += 1;
         // `Market::step` asserts the invariants; here a broken one is a state that a property names
-        let applied = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| state.apply(step)));
+        let applied = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| state.apply(&step)));
         if let Err(panic) = applied {
             let said = panic.downcast_ref::<String>().cloned();
             state.broken = Some(said.unwrap_or_else(|| "a command panicked".to_owned()));
@@ -171,8 +171,8 @@ impl Model for Contest {
 }
 
 impl State {
-    fn apply(&mut self, step: Step) {
-        match step {
+    fn apply(&mut self, step: &Step) {
+        match *step {
             Step::Claim(rival) => {
                 let (number, instance) = RIVALS[rival];
                 if let Ok(claim) = self.market.claim_as(number, instance, 1, 2) {

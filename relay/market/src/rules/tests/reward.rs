@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Pseudo-random numbers from a seed that a failure prints (SplitMix64).
+/// Pseudo-random numbers from a seed that a failure prints (`SplitMix64`).
 struct Dice(u64);
 
 impl Dice {
@@ -85,7 +85,11 @@ fn rounds_to_cover(seed: u64, demand: Demand, sizes: &[u64]) -> u32 {
         }
         market.wait(5_000);
     }
-    panic!("seed {seed}, {} GB: layers {:?} stay uncovered", sizes.iter().sum::<u64>() / GB, market.status().uncovered);
+    panic!(
+        "seed {seed}, {} GB: layers {:?} stay uncovered",
+        sizes.iter().sum::<u64>() / GB,
+        market.status().uncovered
+    );
 }
 
 #[test]
