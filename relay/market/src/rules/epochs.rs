@@ -236,7 +236,8 @@ impl RingState {
             .report
             .as_ref()
             .and_then(|before| links::direct(&before.reach, &reported.reach));
-        let link = match direct.filter(|_| !self.unjoined.contains(&pair)) {
+        // Without a relay there is only the way that failed before: whoever was away may be back.
+        let link = match direct.filter(|_| relays.is_empty() || !self.unjoined.contains(&pair)) {
             Some(link) => link,
             None => {
                 // the edge is named after the rank it leaves

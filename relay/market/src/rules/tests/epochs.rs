@@ -246,6 +246,35 @@ fn an_edge_is_direct_where_both_ends_are_on_one_network_and_relayed_elsewhere() 
 }
 
 #[test]
+fn a_direct_edge_that_was_lost_is_tried_again_where_there_is_no_relay() {
+    let mut market = Market::new(demand(2));
+    market.relays.clear();
+    for (number, window) in [(0, 0), (1, 1)] {
+        let claim = market.claim(number, window, window + 1).unwrap();
+        let mut report = market.report_of(number, "first", claim.windows, ready());
+        report.reach = Reach {
+            network: Some("rack".to_owned()),
+            address: Some(format!("10.0.0.{number}:4000")),
+        };
+        market.send(number, claim.id, report.clone()).unwrap();
+        if number == 1 {
+            market.publish();
+            (report.lost_epoch, report.lost_edge) = (Some(1), Some(0));
+            market.send(number, claim.id, report).unwrap();
+        }
+    }
+    let manifest = market.publish();
+    assert_eq!(manifest.epoch, 2);
+    let link = manifest.ranks[1].holder.clone().unwrap().link;
+    assert_eq!(
+        link,
+        Link::Direct {
+            address: "10.0.0.1:4000".to_owned()
+        }
+    );
+}
+
+#[test]
 fn an_edge_that_needs_a_relay_waits_for_one_and_leaves_one_that_is_gone() {
     let mut market = Market::new(demand(2));
     market.relays.clear();
