@@ -85,3 +85,13 @@ if [ "$purpose" != build ] && ! have nginx && [ ! -x /usr/sbin/nginx ] && [ ! -x
   mkdir -p "$cache/nginx"
   dpkg-deb --extract "$folder"/nginx_*.deb "$cache/nginx"
 fi
+
+# The client that the API is driven with.
+if [ "$purpose" = test ]; then
+  venv=$cache/openai-venv openai=3.57.0
+  if [ "$("$venv/bin/python" -c 'import openai; print(openai.__version__)' 2>/dev/null)" != "$openai" ]; then
+    echo "install: the Python package openai $openai, into $cache"
+    python3 -m venv --clear "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "openai==$openai"
+  fi
+fi

@@ -6,12 +6,6 @@ cd "$(dirname "$0")/.."
 cache=${KVASIR_CACHE:-$HOME/.cache/kvasir}
 kvasir=${CARGO_TARGET_DIR:-$cache/target}/release/kvasir
 venv=$cache/openai-venv
-openai=3.57.0
-
-if [ "$("$venv/bin/python" -c 'import openai; print(openai.__version__)' 2>/dev/null)" != "$openai" ]; then
-  python3 -m venv --clear "$venv"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "openai==$openai"
-fi
 
 work=$(mktemp -d)
 sed -e 's|http:|file:|' -e "s|url: .*|path: $cache/models/SmolLM2-135M-Instruct.Q4_1.gguf|" \

@@ -338,6 +338,7 @@ mod tests {
 
     #[test]
     fn an_address_may_end_with_the_version_or_not() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
         for (given, used) in [
             ("http://h:1", "http://h:1/v1/models"),
             ("http://h:1/", "http://h:1/v1/models"),

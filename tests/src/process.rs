@@ -1,6 +1,8 @@
 //! What the system says about a process: its children, memory, processor time.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 pub use rustix::process::Signal;
@@ -48,6 +50,41 @@ pub fn signal(id: u32, signal: Signal) -> bool {
     kill_process(id, signal).is_ok()
 }
 
+/// A program that runs beside a test, and is killed with it.
+#[derive(Debug)]
+pub struct Background(Child);
+
+impl Background {
+    /// Starts it; what it prints is added to `log`.
+    pub fn start(command: &mut Command, log: &Path) -> Self {
+        let log = OpenOptions::new().create(true).append(true).open(log).unwrap();
+        let error = log.try_clone().unwrap();
+        Background(command.stdin(Stdio::null()).stdout(log).stderr(error).spawn().unwrap())
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().unwrap()
+    }
+
+    /// Kills it and waits for its end.
+    pub fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
 struct Stat {
     state: char,
     parent: u32,
@@ -67,8 +104,6 @@ fn stat(id: u32) -> Option<Stat> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Command, Stdio};
-
     use super::*;
 
     #[test]

@@ -5,14 +5,14 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use kvasir_tests::client::Client;
 use kvasir_tests::deadline::{wait_for, wait_until};
 use kvasir_tests::network::{Network, PUBLIC};
-use kvasir_tests::process::{self, Signal};
+use kvasir_tests::process::Background;
 use kvasir_tests::ring::{Ring, example, file_source, http_source, program};
 use kvasir_tests::{models, nginx, skip};
 use serde_json::{Value, json};
@@ -26,34 +26,12 @@ const MENDS: Duration = Duration::from_secs(90);
 const ROUTER: &str = "198.51.100.2";
 const PORT: &str = "8080";
 
-/// A program of the test, ended with it.
-struct Started(Child);
-
-impl Started {
-    fn new(command: &mut Command, log: &Path) -> Started {
-        let log = fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
-        let error = log.try_clone().unwrap();
-        Started(command.stdin(Stdio::null()).stdout(log).stderr(error).spawn().unwrap())
-    }
-
-    fn kill(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Drop for Started {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
 /// The public side: files and TLS by nginx, a relay behind it, and a ring whose middle window is open.
 struct Site {
     network: Network,
     folder: TempDir,
-    relay: Option<Started>,
-    others: Vec<Started>,
+    relay: Option<Background>,
+    others: Vec<Background>,
 }
 
 impl Site {
@@ -99,7 +77,8 @@ impl Site {
             .arg(self.path("nginx.conf"))
             .arg("-e")
             .arg(self.path("error.log"));
-        self.others.push(Started::new(&mut command, &self.path("nginx.log")));
+        self.others
+            .push(Background::start(&mut command, &self.path("nginx.log")));
     }
 
     fn start_relay(&mut self) {
@@ -113,7 +92,7 @@ impl Site {
             .arg(self.path("relay.sqlite"))
             .arg("--ready-file")
             .arg(&ready);
-        self.relay = Some(Started::new(&mut command, &self.path("relay.log")));
+        self.relay = Some(Background::start(&mut command, &self.path("relay.log")));
         wait_until("the relay listens", Duration::from_secs(20), || ready.exists());
     }
 
@@ -151,7 +130,7 @@ impl Site {
             .arg(self.path("up"))
             .args(["--port", PORT, "--ready-file"])
             .arg(self.path("up.ready"));
-        let up = Started::new(&mut command, &self.path("up.log"));
+        let up = Background::start(&mut command, &self.path("up.log"));
         self.others.push(up);
     }
 
@@ -163,7 +142,8 @@ impl Site {
             .env("KVASIR_THREADS", "1")
             .args(["join", &link, "--memory", "4G", "--dir"])
             .arg(self.path("device"));
-        self.others.push(Started::new(&mut command, &self.path("join.log")));
+        self.others
+            .push(Background::start(&mut command, &self.path("join.log")));
     }
 
     /// The completion, if the ring serves.
@@ -307,9 +287,7 @@ fn a_device_behind_nat_serves_the_middle_window_and_survives_what_networks_do() 
     site.network.move_device("192.168.7.33");
     assert_eq!(text(&site.answer("at another address", MENDS)), expected);
 
-    let relay = site.relay.as_mut().unwrap();
-    process::signal(relay.0.id(), Signal::KILL);
-    relay.kill();
+    site.relay.as_mut().unwrap().kill();
     site.start_relay();
     assert_eq!(text(&site.answer("after the relay's restart", MENDS)), expected);
 

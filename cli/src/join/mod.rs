@@ -235,7 +235,6 @@ impl Join {
             move |line| {
                 if telling.line(line) {
                     serving.store(true, Relaxed);
-                    eprintln!("{}: serving", telling.name());
                 }
             }
         })?;

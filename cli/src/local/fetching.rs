@@ -30,7 +30,10 @@ enum Event {
     Error {
         message: String,
     },
-    Serving,
+    Serving {
+        backend: String,
+        token_micros: Option<u64>,
+    },
     /// of a newer stage
     #[serde(other)]
     Unknown,
@@ -58,7 +61,7 @@ pub(crate) async fn fetch(program: &Program<'_>, ranks: &[usize], children: &mut
             match event {
                 Event::Done { bytes_fetched } => told.fetched = bytes_fetched,
                 Event::Error { message } => told.failure = Some(message),
-                Event::Progress { .. } | Event::Serving | Event::Unknown => {}
+                Event::Progress { .. } | Event::Serving { .. } | Event::Unknown => {}
             }
         };
         let log = program.folder.new_log(rank)?;
@@ -96,18 +99,19 @@ impl Telling {
         }
     }
 
-    /// The stage's name.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Takes a line; true when it says that the stage serves.
     pub(crate) fn line(&mut self, line: &str) -> bool {
         let Ok(event) = serde_json::from_str::<Event>(line) else {
             return false;
         };
         self.show.event(&event);
-        matches!(event, Event::Serving)
+        if let Event::Serving { backend, token_micros } = &event {
+            let speed = token_micros.map_or_else(String::new, |micros| {
+                format!(", a token takes {:.1} ms", micros as f64 / 1000.0)
+            });
+            eprintln!("{}: serving on {backend}{speed}", self.name);
+        }
+        matches!(event, Event::Serving { .. })
     }
 }
 
@@ -151,7 +155,7 @@ impl Show {
                 eprintln!("{name}: window is there, {} fetched", bytes(*bytes_fetched));
             }
             (Show::Lines { .. }, Event::Progress { .. } | Event::Error { .. })
-            | (_, Event::Serving | Event::Unknown) => {}
+            | (_, Event::Serving { .. } | Event::Unknown) => {}
         }
     }
 }

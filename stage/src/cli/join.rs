@@ -18,9 +18,9 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::say;
-use super::window::{EngineArgs, FORM_WITHIN, Prepared, cancel_on_signal, relays};
+use super::window::{EngineArgs, FORM_WITHIN, Prepared, cancel_on_signal, probe, relays};
 use crate::fetch::{Progress, RankFiles};
-use crate::run::{Keeper, Stage, Standing, Wanted, chain};
+use crate::run::{Keeper, RunError, Stage, Standing, Wanted, chain};
 
 /// A claim that was lost is claimed again for this long; then other windows may be better.
 const CLAIM_AGAIN: Duration = Duration::from_secs(60);
@@ -151,16 +151,26 @@ impl Args {
             form_within: FORM_WITHIN,
             tap: None,
         };
+        let last = files.is_last();
         let load = self.engine.loader(backend, &plan, files, self.dir.clone());
-        let told = move || {
-            let loaded = load();
-            if loaded.is_ok() {
-                say(&json!({ "event": "serving" }));
-            }
-            loaded
+        let dir = self.dir.clone();
+        let tried = move || {
+            let (mut loaded, facts) = load()?;
+            // The last window gives logits, which is tried by the first answer.
+            let micros = if last {
+                None
+            } else {
+                let took = probe(&mut loaded).map_err(|e| RunError::Load {
+                    dir,
+                    source: e.into_boxed_dyn_error(),
+                })?;
+                Some(took.as_micros() as u64)
+            };
+            say(&json!({ "event": "serving", "backend": facts.backend, "tokenMicros": micros }));
+            Ok::<_, RunError>((loaded, facts))
         };
         let shutdown = CancellationToken::new();
-        let ended = stage.start(told, shutdown.clone()).ended();
+        let ended = stage.start(tried, shutdown.clone()).ended();
         tokio::pin!(ended);
         let lost = tokio::select! {
             ended = &mut ended => return Ok(ended?),

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use kvasir_engine::{Backend, CacheType, Mode, Output, WindowOptions};
@@ -14,12 +15,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::{read_plan, stdin_ended};
 use crate::fetch::RankFiles;
+use crate::ring::compute::{Compute as _, SlotSpan};
 use crate::ring::relays::Relays;
 use crate::ring::{Embedding, Loaded};
 use crate::run::{RunError, StageFacts};
 
 /// Time for both links of an epoch to come up.
-pub(super) const FORM_WITHIN: std::time::Duration = std::time::Duration::from_secs(20);
+pub(super) const FORM_WITHIN: Duration = Duration::from_secs(20);
 
 /// Precision of cached keys and values.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -107,6 +109,29 @@ fn load(backend: &'static Backend, files: &RankFiles, options: &WindowOptions) -
         backend: loaded.backend_name().to_owned(),
     };
     Ok((loaded, facts))
+}
+
+/// Tokens that a window is tried with.
+const TRIED: u32 = 8;
+
+/// Runs a middle window on a few tokens, which proves that it computes numbers here, and says how long one takes: the
+/// median, for a sequence alone. What it computed is forgotten.
+pub(super) fn probe(loaded: &mut Loaded) -> anyhow::Result<Duration> {
+    let row: Vec<f32> = (0..loaded.embedding_length()).map(|at| (at % 7) as f32 - 3.0).collect();
+    let (mut out, mut times) = (Vec::new(), Vec::new());
+    for position in 0..TRIED {
+        let span = SlotSpan {
+            slot: 0,
+            position,
+            count: 1,
+        };
+        let begun = Instant::now();
+        loaded.run(&[span], &row, &mut out)?;
+        times.push(begun.elapsed());
+    }
+    loaded.clear(0);
+    times.sort_unstable();
+    Ok(times[times.len() / 2])
 }
 
 /// The way to the relays that a ring's manifests name, with tickets from its market.

@@ -1,6 +1,7 @@
 //! A node's side of the market: which run of windows to claim. Pure, so that it is tested together with the rules.
 //!
-//! A node wants the run that pays most and fits its memory. Of runs that pay the same it takes the one in the smallest
+//! A node wants the run that pays most and fits its memory. It takes one at either end of a gap, never from its middle:
+//! two gaps are left then, and a ring with a gap pays nobody. Of runs that pay the same it takes the one in the smallest
 //! gap, and there the first: whole gaps are filled, and what is left over stays in one piece for a larger node.
 
 use std::cmp::Reverse;
@@ -46,8 +47,10 @@ pub fn choose_run(windows: &[OfferedWindow], memory: u64, limit: Option<u32>) ->
     let follows = |a: &&OfferedWindow, b: &&OfferedWindow| a.index.checked_add(1) == Some(b.index);
     let limit = limit.map_or(usize::MAX, |limit| limit as usize);
     let runs = open.chunk_by(follows).flat_map(|gap| {
-        let runs = (0..gap.len()).filter_map(move |start| fitting(&gap[start..], memory, limit));
-        runs.map(move |choice| (choice, gap.len()))
+        let ends_with_gap = |choice: &Choice| gap.last().is_some_and(|last| choice.windows.end == last.index + 1);
+        let runs = (0..gap.len()).filter_map(move |start| Some((start, fitting(&gap[start..], memory, limit)?)));
+        runs.filter(move |(start, choice)| *start == 0 || ends_with_gap(choice))
+            .map(move |(_, choice)| (choice, gap.len()))
     });
     let order = |(choice, gap): &(Choice, usize)| (choice.rate, Reverse(*gap), Reverse(choice.windows.start));
     runs.max_by_key(order).map(|(choice, _)| choice)

@@ -19,15 +19,17 @@ const ESCAPED: &str = "\"\\\\\\x7F\\x00-\\x1F";
 /// # Errors
 /// Why it is no regular expression, or which part of it no grammar of llama.cpp's can express.
 pub(crate) fn translate(pattern: &str) -> Result<String, String> {
-    let inner = pattern.strip_prefix('^').and_then(|rest| rest.strip_suffix('$'));
+    let begun = pattern.strip_prefix('^');
+    let rest = begun.unwrap_or(pattern);
     // a dollar sign that is escaped is no end
-    let Some(inner) = inner.filter(|inner| inner.bytes().rev().take_while(|&byte| byte == b'\\').count() % 2 == 0)
-    else {
-        // what is no regular expression at all is told first
-        Reader::new(pattern).read()?;
+    let escaped = |inner: &&str| inner.bytes().rev().take_while(|&byte| byte == b'\\').count() % 2 == 1;
+    let ended = rest.strip_suffix('$').filter(|inner| !escaped(inner));
+    // what is no regular expression at all is told first
+    let inner = Reader::new(ended.unwrap_or(rest)).read()?;
+    if begun.is_none() || ended.is_none() {
         return Err("it must begin with ^ and end with $, so that it speaks of the whole text".to_owned());
-    };
-    Ok(format!("^{}$", Reader::new(inner).read()?))
+    }
+    Ok(format!("^{inner}$"))
 }
 
 struct Reader<'a> {

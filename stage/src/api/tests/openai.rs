@@ -10,7 +10,7 @@ fn python() -> Option<PathBuf> {
     let cache = std::env::var_os("KVASIR_CACHE")
         .map(PathBuf::from)
         .or_else(|| std::env::home_dir().map(|home| home.join(".cache/kvasir")))?;
-    let python = cache.join("venv/bin/python");
+    let python = cache.join("openai-venv/bin/python");
     python.exists().then_some(python)
 }
 
