@@ -1,12 +1,16 @@
 //! A node's side of the market: which run of windows to claim. Pure, so that it is tested together with the rules.
 //!
-//! A node wants the run that pays most and fits its memory. It takes one at either end of a gap, never from its middle:
-//! two gaps are left then, and a ring with a gap pays nobody. Of runs that pay the same it takes the one in the smallest
-//! gap, and there the first: whole gaps are filled, and what is left over stays in one piece for a larger node.
+//! A node wants the run that pays most and fits its memory. For a little less it takes one at either end of a gap, since
+//! one from the middle leaves two gaps, and a ring with a gap pays nobody. Of runs that pay the same it takes the one in
+//! the smallest gap, and there the first: whole gaps are filled, and what is left over stays in one piece for a larger
+//! node.
 
 use std::cmp::Reverse;
 
 use crate::types::{Offer, OfferedWindow, Run, WindowState};
+
+/// What a run at the end of a gap pays at least, beside the best one: seven eighths.
+const LESS: (u128, u128) = (7, 8);
 
 /// A run that a node would claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,13 +51,18 @@ pub fn choose_run(windows: &[OfferedWindow], memory: u64, limit: Option<u32>) ->
     let follows = |a: &&OfferedWindow, b: &&OfferedWindow| a.index.checked_add(1) == Some(b.index);
     let limit = limit.map_or(usize::MAX, |limit| limit as usize);
     let runs = open.chunk_by(follows).flat_map(|gap| {
-        let ends_with_gap = |choice: &Choice| gap.last().is_some_and(|last| choice.windows.end == last.index + 1);
+        let end = gap.last().map_or(0, |last| last.index + 1);
         let runs = (0..gap.len()).filter_map(move |start| Some((start, fitting(&gap[start..], memory, limit)?)));
-        runs.filter(move |(start, choice)| *start == 0 || ends_with_gap(choice))
-            .map(move |(_, choice)| (choice, gap.len()))
+        runs.map(move |(start, choice)| (start == 0 || choice.windows.end == end, choice, gap.len()))
     });
-    let order = |(choice, gap): &(Choice, usize)| (choice.rate, Reverse(*gap), Reverse(choice.windows.start));
-    runs.max_by_key(order).map(|(choice, _)| choice)
+    let runs: Vec<(bool, Choice, usize)> = runs.collect();
+    let most = u128::from(runs.iter().map(|(_, choice, _)| choice.rate).max()?);
+    let enough = |choice: &Choice| u128::from(choice.rate) * LESS.1 >= most * LESS.0;
+    let order = |(at_end, choice, gap): &(bool, Choice, usize)| {
+        (*at_end, choice.rate, Reverse(*gap), Reverse(choice.windows.start))
+    };
+    let candidates = runs.into_iter().filter(|(_, choice, _)| enough(choice));
+    candidates.max_by_key(order).map(|(_, choice, _)| choice)
 }
 
 /// The longest run from the first window that fits; rates add up, so longer is better.

@@ -169,7 +169,13 @@ impl<'a> Reader<'a> {
             'x' => self.code(2)?,
             'u' => self.code(4)?,
             sign if sign.is_ascii_punctuation() || sign == ' ' => self.literal(sign),
-            other => self.cannot(&format!("\\{other}")),
+            other => {
+                if other.eq_ignore_ascii_case(&'p') && self.rest.next_if_eq(&'{').is_some() {
+                    // the name of a property, and no number of repetitions
+                    self.rest.by_ref().find(|&character| character == '}');
+                }
+                self.cannot(&format!("\\{other}"));
+            }
         }
         Ok(())
     }

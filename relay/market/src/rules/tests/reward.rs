@@ -247,7 +247,7 @@ fn a_node_chooses_what_pays_most_and_fits() {
     };
     let scarce = [open(0, 1, 10), open(1, 1, 10), open(2, 1, 50), open(3, 1, 10)];
     assert_eq!(run(&scarce, 1, None), Some((2, 3, 50)));
-    assert_eq!(run(&scarce, 2, None), Some((1, 3, 60)), "of equals the first");
+    assert_eq!(run(&scarce, 2, None), Some((2, 4, 60)), "of equals one at an end");
     assert_eq!(run(&scarce, 9, None), Some((0, 4, 80)));
     assert_eq!(run(&scarce, 9, Some(1)), Some((2, 3, 50)));
     assert_eq!(run(&scarce, 0, None), None);
