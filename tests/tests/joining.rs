@@ -32,14 +32,14 @@ impl Site {
         self.folder.path().join(name)
     }
 
-    fn kvasir(&self, arguments: &[&str]) -> Command {
+    fn kvasir(arguments: &[&str]) -> Command {
         let mut command = Command::new(program("kvasir"));
         command.env("KVASIR_THREADS", "1").args(arguments);
         command
     }
 
     fn told(&self, what: &str) -> Value {
-        let mut command = self.kvasir(&[what, "-o", "json"]);
+        let mut command = Site::kvasir(&[what, "-o", "json"]);
         let out = command
             .arg(self.path("ring.yaml"))
             .arg("--dir")
@@ -58,7 +58,7 @@ impl Site {
     }
 
     fn join(&self, link: &str) -> Background {
-        let mut command = self.kvasir(&["join", link, "--memory", "4G", "--dir"]);
+        let mut command = Site::kvasir(&["join", link, "--memory", "4G", "--dir"]);
         Background::start(command.arg(self.path("device")), &self.path("join.log"))
     }
 
@@ -94,7 +94,7 @@ fn windows_are_handed_back_by_ctrl_c_and_by_leave() {
     ring["spec"]["market"] = json!({ "maxLayers": 6 });
     ring["spec"]["relay"] = json!({ "url": site.url });
     fs::write(site.path("ring.yaml"), serde_yaml::to_string(&ring).unwrap()).unwrap();
-    let mut up = site.kvasir(&["up", "--port", &api_port.to_string(), "--dir"]);
+    let mut up = Site::kvasir(&["up", "--port", &api_port.to_string(), "--dir"]);
     let _up = Background::start(
         up.arg(site.path("up")).arg(site.path("ring.yaml")),
         &site.path("up.log"),
@@ -129,7 +129,7 @@ fn windows_are_handed_back_by_ctrl_c_and_by_leave() {
         assert!(process::signal(stage, Signal::KILL));
     }
     device.kill();
-    let mut leave = site.kvasir(&["join", &site.url, "--leave", "--dir"]);
+    let mut leave = Site::kvasir(&["join", &site.url, "--leave", "--dir"]);
     let left = leave.arg(site.path("device")).output().unwrap();
     let told = String::from_utf8_lossy(&left.stdout).into_owned();
     assert!(
