@@ -104,8 +104,7 @@ fn windows_are_handed_back_by_ctrl_c_and_by_leave() {
         log("up.log").contains("rank 0: window is loaded")
     });
 
-    let stranger = site
-        .kvasir(&["join", &site.url, "--once", "--dir"])
+    let stranger = Site::kvasir(&["join", &site.url, "--once", "--dir"])
         .arg(site.path("stranger"))
         .output()
         .unwrap();
