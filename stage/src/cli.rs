@@ -15,6 +15,8 @@ use clap::{Parser, Subcommand};
 use kvasir_plan::RankManifest;
 use tokio::io::AsyncReadExt;
 
+pub use window::load;
+
 /// One rank of a ring: fetches its window of a model, and runs it.
 #[derive(Debug, Parser)]
 #[command(name = "kvasir-stage", version)]

@@ -104,6 +104,21 @@ fn windows_are_handed_back_by_ctrl_c_and_by_leave() {
         log("up.log").contains("rank 0: window is loaded")
     });
 
+    let mut nowhere = ring.clone();
+    nowhere["spec"].as_object_mut().unwrap().remove("relay");
+    fs::write(site.path("nowhere.yaml"), serde_yaml::to_string(&nowhere).unwrap()).unwrap();
+    let mut up = Site::kvasir(&["up", "--port", "0", "--dir"]);
+    let refused = up
+        .arg(site.path("nowhere"))
+        .arg(site.path("nowhere.yaml"))
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        refused.status.code() == Some(2) && told.contains("set relay.url"),
+        "{told}"
+    );
+
     let stranger = Site::kvasir(&["join", &site.url, "--once", "--dir"])
         .arg(site.path("stranger"))
         .output()

@@ -9,11 +9,10 @@ use kvasir_plan::RankManifest;
 use kvasir_stage::{
     fetch::RankFiles,
     ring::{
-        Embedding, Loaded,
         handle::{Event, Generate, Ring},
         head::HeadHandle,
     },
-    run::{Keeper, RunError, Stage, StageFacts, Wanted},
+    run::{Keeper, RunError, Stage, Wanted},
 };
 use kvasir_wire::{
     edge::Timings,
@@ -67,7 +66,7 @@ impl MeasuredRing {
             tap: None,
         };
         let load = move || {
-            load(backend, &files, &options).map_err(|error| RunError::Load {
+            kvasir_stage::cli::load(backend, &files, &options).map_err(|error| RunError::Load {
                 dir,
                 source: error.into_boxed_dyn_error(),
             })
@@ -139,16 +138,4 @@ impl MeasuredRing {
         laps.map(|lap| f64::from(lap.total_us.saturating_sub(lap.compute_us)) / 1000.0 / ranks as f64)
             .collect()
     }
-}
-
-fn load(backend: &'static Backend, files: &RankFiles, options: &WindowOptions) -> anyhow::Result<(Loaded, StageFacts)> {
-    let embedding = files.embedding()?;
-    let embedding = embedding
-        .as_ref()
-        .map(|(file, scale)| Embedding { file, scale: *scale });
-    let loaded = Loaded::load(backend, &files.window(), options, embedding)?;
-    let facts = StageFacts {
-        backend: loaded.backend_name().to_owned(),
-    };
-    Ok((loaded, facts))
 }

@@ -22,7 +22,7 @@ use kvasir_market::{
     MarketClient,
     client::{Backoff, ClientError},
     rules::{Choice, choose},
-    types::{Enrolment, Offer, Source},
+    types::{Enrolment, Offer, Source, WindowState},
 };
 use kvasir_wire::trust::{NodeKeys, PublicKey};
 use secrecy::SecretString;
@@ -30,15 +30,12 @@ use secrecy::SecretString;
 pub(crate) use link::Link;
 
 use crate::{
-    failure::Usage,
     local::{Folder, Telling},
     signals::interrupted,
     supervise::Children,
     table::bytes,
 };
 
-/// Pause between two looks at the market while nothing is open.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Pause between two looks at what was earned.
 const EARNED_EVERY: Duration = Duration::from_secs(10);
 /// Time that a stage has to hand its windows back.
@@ -130,12 +127,15 @@ impl Join {
                 }
                 Err(error) => return Err(error.into()),
             };
-            let offers: Vec<Offer> = offers.into_iter().filter(|offer| usable(offer, link.owner)).collect();
+            let offers: Vec<Offer> = offers
+                .into_iter()
+                .filter(|offer| usable(offer, link.owner))
+                .map(without_first)
+                .collect();
             let Some(choice) = choose(&offers, memory) else {
-                backoff.reset();
                 tell(&mut told, waiting(&offers, memory));
-                // Not all devices at the same moment.
-                tokio::time::sleep(LOOK_EVERY.mul_f64(0.5 + f64::from(rand_byte()?) / 255.0)).await;
+                // Up to 15 s, by chance: not all devices look at the same moment.
+                tokio::time::sleep(backoff.pause()).await;
                 continue;
             };
             let offer = offers.iter().find(|offer| offer.ring == choice.ring);
@@ -172,8 +172,8 @@ impl Join {
         };
         let enrolment = Enrolment {
             name: self.name.clone(),
-            platform: format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH),
             memory,
+            ..kvasir_stage::run::enrolment()
         };
         let mut backoff = Backoff::default();
         let mut told = String::new();
@@ -300,9 +300,19 @@ fn worth_another_try(error: &ClientError) -> bool {
     error.retryable() || error.reason() == "ClockSkew"
 }
 
-/// Rings of the invite's owner, from a source that a device outside can read, without their ends.
+/// Rings of the invite's owner, from a source that a device outside can read.
 fn usable(offer: &Offer, owner: Option<PublicKey>) -> bool {
     owner.is_none_or(|owner| offer.owner == owner) && model_source(&offer.source).is_some()
+}
+
+/// The first window serves clients, which can't come to a device that nobody can dial.
+fn without_first(mut offer: Offer) -> Offer {
+    for window in &mut offer.windows {
+        if window.layers.start == 0 && window.state == WindowState::Open {
+            window.state = WindowState::Reserved;
+        }
+    }
+    offer
 }
 
 fn waiting(offers: &[Offer], memory: u64) -> String {
@@ -340,10 +350,4 @@ fn model_source(source: &Source) -> Option<ModelSource> {
 /// The beginning of a key, for people.
 fn short(key: PublicKey) -> String {
     key.to_string().chars().take(8).collect()
-}
-
-fn rand_byte() -> anyhow::Result<u8> {
-    let mut byte = [0];
-    getrandom::fill(&mut byte).map_err(|error| Usage(format!("the system gives no random numbers: {error}")))?;
-    Ok(byte[0])
 }

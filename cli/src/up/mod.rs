@@ -36,7 +36,7 @@ Ctrl-C, SIGTERM and SIGHUP end the ring: answers in progress have two seconds to
 The exit code is 0 then; it is 130 when the ring was not up yet, and 3 when a stage was lost.
 
 Threads that wait for each other spin. Where other programs use this machine's cores, or several clients ask at once,
-set --threads 1: it costs a quiet machine little and saves a busy one much.
+set --threads 1: it costs speed on a quiet machine, and saves a busy one from a standstill.
 
 KVASIR_API_KEYS in the environment holds keys that clients must send, separated by commas.";
 

@@ -115,25 +115,18 @@ impl Args {
             "event": "claimed", "claim": claim.id, "layers": wanted.layers.to_string(), "rate": claim.rate,
         }));
         let keeper = Keeper::start(wanted, StageState::Fetching { done: 0, total: 0 }, Some(claim));
+        let mut standing = keeper.standing();
         let fetched = tokio::select! {
-            fetched = self.fetch(&files, &source, &plan.model.prefix_bytes, &keeper) => Some(fetched),
-            lost = lost(&keeper) => Some(Err(lost)),
-            () = signalled.cancelled() => None,
+            fetched = self.fetch(&files, &source, &plan.model.prefix_bytes, &keeper) => fetched.map(Some),
+            lost = lost_for_good(&mut standing) => Err(lost),
+            () = signalled.cancelled() => Ok(None),
         };
-        let fetched_bytes = match fetched {
-            Some(Ok(bytes)) => bytes,
-            Some(Err(error)) => {
-                keeper.leave().await;
-                return Err(error);
-            }
-            None => {
-                keeper.leave().await;
-                return Ok(());
-            }
+        let Ok(Some(fetched_bytes)) = fetched else {
+            keeper.leave().await;
+            return fetched.map(drop);
         };
 
         let silent_after = Duration::from_secs(self.silent_after);
-        let mut standing = keeper.standing();
         let stage = Stage {
             keeper,
             plan: plan.clone(),
@@ -210,11 +203,6 @@ impl Args {
     }
 }
 
-/// Returns once the claim is somebody else's.
-async fn lost(keeper: &Keeper) -> anyhow::Error {
-    lost_for_good(&mut keeper.standing()).await
-}
-
 /// Returns once the claim was lost and could not be had again for a while.
 async fn lost_for_good(standing: &mut tokio::sync::watch::Receiver<Standing>) -> anyhow::Error {
     let held = |standing: &Standing| matches!(standing, Standing::Held(_));
@@ -230,8 +218,11 @@ async fn lost_for_good(standing: &mut tokio::sync::watch::Receiver<Standing>) ->
             .await
             .is_err()
         {
-            let why = standing.borrow().clone();
-            return anyhow::anyhow!("the claim was lost: {why:?}");
+            let why = match &*standing.borrow() {
+                Standing::Seeking(why) => why.clone(),
+                Standing::Held(_) | Standing::Fenced => "a newer process of this device took over".to_owned(),
+            };
+            return anyhow::anyhow!("the windows are lost: {why}");
         }
     }
 }

@@ -99,7 +99,15 @@ impl EngineArgs {
     }
 }
 
-fn load(backend: &'static Backend, files: &RankFiles, options: &WindowOptions) -> anyhow::Result<(Loaded, StageFacts)> {
+/// Loads a fetched window, with rank 0's embedding where the files hold it.
+///
+/// # Errors
+/// What is wrong with the files or the options.
+pub fn load(
+    backend: &'static Backend,
+    files: &RankFiles,
+    options: &WindowOptions,
+) -> anyhow::Result<(Loaded, StageFacts)> {
     let embedding = files.embedding()?;
     let embedding = embedding
         .as_ref()

@@ -7,6 +7,7 @@ use crate::world::{Kind, World, positions, ready};
 crate::on_both_stores!(
     f1_the_same_receipt_is_credited_once_however_it_comes,
     receipts_of_an_older_epoch_still_count_for_its_claims,
+    rows_tell_the_epochs_counter_also_when_no_whole_credit_came_of_it,
     a_ring_without_trusted_ends_earns_nothing,
     only_rank_0_reports_and_only_of_epochs_that_were,
 );
@@ -71,6 +72,18 @@ async fn f1_the_same_receipt_is_credited_once_however_it_comes(mut world: World)
         assert_eq!((row.claim, row.rate, row.committed), (claim.id, claim.rate, 12_345));
         assert_eq!(row.node, world.nodes[node].public());
     }
+}
+
+async fn rows_tell_the_epochs_counter_also_when_no_whole_credit_came_of_it(world: World) {
+    world.formed().await;
+    world.node(0).positions(&positions(1, 12_345)).await.unwrap();
+    // One position is worth less than a µcredit to any of them.
+    let before = paid(&world).await.earned;
+    world.node(0).positions(&positions(1, 12_346)).await.unwrap();
+    let ledger = paid(&world).await;
+    assert!(ledger.earned - before < ledger.rows.len() as u64, "is the test blind?");
+    let told: Vec<u64> = ledger.rows.iter().map(|row| row.committed).collect();
+    assert_eq!(told, vec![12_346; ledger.rows.len()]);
 }
 
 async fn receipts_of_an_older_epoch_still_count_for_its_claims(world: World) {

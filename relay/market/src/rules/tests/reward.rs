@@ -249,6 +249,12 @@ fn a_node_chooses_what_pays_most_and_fits() {
     assert_eq!(run(&scarce, 1, None), Some((2, 3, 50)));
     assert_eq!(run(&scarce, 2, None), Some((2, 4, 60)), "of equals one at an end");
     assert_eq!(run(&scarce, 9, None), Some((0, 4, 80)));
+    let even = [open(0, 1, 15), open(1, 1, 16), open(2, 1, 15)];
+    assert_eq!(
+        run(&even, 1, None),
+        Some((0, 1, 15)),
+        "a little less, and one gap in place of two"
+    );
     assert_eq!(run(&scarce, 9, Some(1)), Some((2, 3, 50)));
     assert_eq!(run(&scarce, 0, None), None);
     assert_eq!(run(&[], 9, None), None);
