@@ -15,13 +15,13 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::time::{Instant, interval_at};
 
 use crate::{
-    frames::MAX_CHUNK,
+    frames::{HEADROOM, MAX_CHUNK},
     leg::{Gone, Leg, Passing},
 };
 
 /// Bytes that the process holds for one edge at most, without sockets and TLS: a chunk each way, its header, and what a
 /// leg sent before its peer was there.
-pub const MAX_HELD: usize = 2 * (MAX_CHUNK + 4 + 16 * 1024);
+pub const MAX_HELD: usize = 2 * (MAX_CHUNK + HEADROOM + 16 * 1024);
 
 /// How long a pair waits.
 #[derive(Clone, Copy, Debug)]

@@ -3,16 +3,22 @@
 //! A chunk of what a leg sent is turned into what the other leg gets within the very same memory: the new frames are
 //! unmasked and have shorter headers, so they never catch up with what is still to be read. Payload goes on as it comes,
 //! without waiting for its frame's end: each chunk is a message of its own. So a leg needs no memory but for a header or a
-//! control frame that was cut, and a frame's announced length costs nothing.
+//! control frame that was cut, and a frame's announced length costs nothing. A long payload stays where it lies, since
+//! moving it would cost as much as unmasking it: what goes on is then several stretches of the memory.
 
 use std::ops::Range;
 
 use kvasir_wire::leg::Close;
 
 /// Bytes that a chunk leaves free in front, for the header of a payload that was begun in an earlier chunk.
-pub(crate) const HEADROOM: usize = 4;
-/// A chunk isn't longer, so that its payload's length fits the short header.
-pub(crate) const MAX_CHUNK: usize = 64 * 1024 - 1;
+pub(crate) const HEADROOM: usize = 10;
+/// Bytes that are read at a time: fewer turns for a fast edge, and still little for one that is stuck.
+pub(crate) const MAX_CHUNK: usize = 256 * 1024;
+
+/// A payload of this many bytes begins a stretch of its own; a shorter one is moved up to the frame before it.
+const LONG: usize = 4096;
+/// Stretches that a chunk is turned into at most.
+pub(crate) const MAX_STRETCHES: usize = MAX_CHUNK / LONG + 1;
 
 /// Bytes of a control frame's payload at most.
 const MAX_CONTROL: usize = 125;
@@ -80,25 +86,26 @@ impl Decoder {
     }
 
     /// Turns the bytes of `buffer` in `filled`, which begins at [`HEADROOM`] or later, into frames for the other leg, and
-    /// says where in `buffer` they are.
-    pub(crate) fn forward(&mut self, buffer: &mut [u8], filled: Range<usize>) -> Range<usize> {
-        // Nothing is written yet: the first frame is put where its payload lies already.
-        let mut out: Option<Range<usize>> = None;
+    /// says where in `buffer` they are: in these stretches, one after the other, at most [`MAX_STRETCHES`].
+    pub(crate) fn forward(&mut self, buffer: &mut [u8], filled: Range<usize>, stretches: &mut Vec<Range<usize>>) {
+        stretches.clear();
         self.each_payload(buffer, filled, |buffer, payload| {
-            let mut header = [0; 4];
+            let mut header = [0; HEADROOM];
             let header = data_header(payload.len(), &mut header);
-            let frames = out.get_or_insert_with(|| {
-                let start = payload.start - header.len();
-                start..start
-            });
-            let start = frames.end + header.len();
-            if start != payload.start {
+            if let Some(frames) = stretches.last_mut()
+                && payload.len() < LONG
+            {
+                let start = frames.end + header.len();
                 buffer.copy_within(payload.clone(), start);
+                buffer[frames.end..start].copy_from_slice(header);
+                frames.end = start + payload.len();
+            } else {
+                // In front of it lies its old header, which was longer, or the headroom.
+                let start = payload.start - header.len();
+                buffer[start..payload.start].copy_from_slice(header);
+                stretches.push(start..payload.end);
             }
-            buffer[frames.end..start].copy_from_slice(header);
-            frames.end = start + payload.len();
         });
-        out.unwrap_or(0..0)
     }
 
     /// Appends the payload of the frames in `buffer` to `payloads`, without frames around it.
@@ -221,23 +228,31 @@ fn unmask(bytes: &mut [u8], mask: [u8; 4]) {
     }
 }
 
-/// Header of a binary message of `length` bytes, at most [`MAX_CHUNK`], without a mask.
-fn data_header(length: usize, header: &mut [u8; 4]) -> &[u8] {
+/// Header of a binary message of `length` bytes, without a mask: never longer than that of a masked one less four.
+fn data_header(length: usize, header: &mut [u8; HEADROOM]) -> &[u8] {
     header[0] = FINAL | BINARY;
-    if length < 126 {
-        header[1] = length as u8;
-        &header[..2]
-    } else {
-        header[1] = 126;
-        header[2..].copy_from_slice(&(length as u16).to_be_bytes());
-        header
+    match length {
+        0..126 => {
+            header[1] = length as u8;
+            &header[..2]
+        }
+        126..0x1_0000 => {
+            header[1] = 126;
+            header[2..4].copy_from_slice(&(length as u16).to_be_bytes());
+            &header[..4]
+        }
+        _ => {
+            header[1] = 127;
+            header[2..].copy_from_slice(&(length as u64).to_be_bytes());
+            header
+        }
     }
 }
 
 /// Appends `payload`, in messages of at most [`MAX_CHUNK`].
 pub(crate) fn put_data(payload: &[u8], out: &mut Vec<u8>) {
     for part in payload.chunks(MAX_CHUNK) {
-        out.extend_from_slice(data_header(part.len(), &mut [0; 4]));
+        out.extend_from_slice(data_header(part.len(), &mut [0; HEADROOM]));
         out.extend_from_slice(part);
     }
 }

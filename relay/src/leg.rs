@@ -6,7 +6,8 @@
 use std::{
     cell::RefCell,
     future::poll_fn,
-    io,
+    io::{self, IoSlice},
+    ops::Range,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -20,7 +21,7 @@ use tokio::{
 };
 
 use crate::{
-    frames::{self, Decoder, Ended, HEADROOM, MAX_CHUNK},
+    frames::{self, Decoder, Ended, HEADROOM, MAX_CHUNK, MAX_STRETCHES},
     pairs::EdgeKey,
     places::Place,
     socket::Socket,
@@ -34,7 +35,16 @@ const FAREWELL: Duration = Duration::from_secs(2);
 const MISSED: u8 = 2;
 
 thread_local! {
-    static CHUNK: RefCell<Box<[u8]>> = RefCell::new(vec![0; HEADROOM + MAX_CHUNK].into_boxed_slice());
+    static CHUNK: RefCell<Chunk> = RefCell::new(Chunk {
+        bytes: vec![0; HEADROOM + MAX_CHUNK].into_boxed_slice(),
+        stretches: Vec::with_capacity(MAX_STRETCHES),
+    });
+}
+
+/// What was read, and where in it the frames for the other leg are.
+struct Chunk {
+    bytes: Box<[u8]>,
+    stretches: Vec<Range<usize>>,
 }
 
 /// Why a leg is of no more use.
@@ -134,14 +144,21 @@ impl Leg {
         }
     }
 
-    /// Takes `bytes`, whole frames, when nothing else is left to write.
-    fn send(&mut self, cx: &mut Context<'_>, mut bytes: &[u8]) -> Result<(), Gone> {
-        while !bytes.is_empty() {
-            match Pin::new(&mut self.socket).poll_write(cx, bytes) {
-                Poll::Ready(Ok(taken @ 1..)) => bytes = &bytes[taken..],
+    /// Takes the `stretches` of `chunk`, whole frames, when nothing else is left to write.
+    fn send(&mut self, cx: &mut Context<'_>, chunk: &[u8], stretches: &[Range<usize>]) -> Result<(), Gone> {
+        let mut slices = [IoSlice::new(&[]); MAX_STRETCHES];
+        for (slice, stretch) in slices.iter_mut().zip(stretches) {
+            *slice = IoSlice::new(&chunk[stretch.clone()]);
+        }
+        let mut slices = &mut slices[..stretches.len()];
+        while !slices.is_empty() {
+            match Pin::new(&mut self.socket).poll_write_vectored(cx, slices) {
+                Poll::Ready(Ok(taken @ 1..)) => IoSlice::advance_slices(&mut slices, taken),
                 Poll::Ready(Ok(0) | Err(_)) => return Err(Gone::Left),
                 Poll::Pending => {
-                    self.out.extend_from_slice(bytes);
+                    for slice in &*slices {
+                        self.out.extend_from_slice(slice);
+                    }
                     self.stalled = Some(Instant::now());
                     break;
                 }
@@ -154,9 +171,10 @@ impl Leg {
     /// end it is if it is one.
     pub(crate) fn poll_pass(&mut self, cx: &mut Context<'_>, other: &mut Leg) -> Poll<Result<usize, Passing>> {
         CHUNK.with_borrow_mut(|chunk| {
-            let read = ready!(self.poll_chunk(cx, &mut chunk[HEADROOM..])).map_err(Passing::From)?;
-            let frames = self.decoder.forward(chunk, HEADROOM..HEADROOM + read);
-            other.send(cx, &chunk[frames]).map_err(Passing::To)?;
+            let Chunk { bytes, stretches } = chunk;
+            let read = ready!(self.poll_chunk(cx, &mut bytes[HEADROOM..])).map_err(Passing::From)?;
+            self.decoder.forward(bytes, HEADROOM..HEADROOM + read, stretches);
+            other.send(cx, bytes, stretches).map_err(Passing::To)?;
             self.decoded().map_err(Passing::From)?;
             Poll::Ready(Ok(read))
         })
@@ -177,8 +195,8 @@ impl Leg {
                 return Poll::Pending;
             }
             let read = CHUNK.with_borrow_mut(|chunk| {
-                let read = ready!(self.poll_chunk(cx, &mut chunk[..room]))?;
-                self.decoder.collect(&mut chunk[..read], &mut self.early);
+                let read = ready!(self.poll_chunk(cx, &mut chunk.bytes[..room]))?;
+                self.decoder.collect(&mut chunk.bytes[..read], &mut self.early);
                 Poll::Ready(self.decoded())
             });
             ready!(read)?;
