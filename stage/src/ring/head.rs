@@ -288,12 +288,29 @@ impl Head {
         self.scheduler.cancel(id);
     }
 
+    /// Carries out what the scheduler decided. Laps go before what clients are told: waking a client takes time, and the
+    /// ring would stand still meanwhile.
     async fn act(&mut self) {
         if self.closing_edge.is_none() {
             return;
         }
-        while let Some(action) = self.scheduler.poll() {
+        let mut told = Vec::new();
+        loop {
+            let Some(action) = self.scheduler.poll() else {
+                if told.is_empty() {
+                    return;
+                }
+                // Who is gone by now is cancelled, which asks for more.
+                self.deliver(&mut told);
+                continue;
+            };
             match action {
+                Action::Deliver { sequence, event } => told.push((sequence, event)),
+                Action::Lap(lap) => {
+                    self.started
+                        .insert(lap.id, (Instant::now(), lap.kind, lap.tokens.len() as u32));
+                    let _ = self.jobs.send(Job::Embed(lap)).await;
+                }
                 // It left while it waited: nothing is computed for it.
                 Action::Open(open) if self.clients.get(&open.sequence).is_none_or(mpsc::Sender::is_closed) => {
                     self.cancel(open.sequence);
@@ -304,21 +321,20 @@ impl Head {
                         let _ = edge.send(Frame::Open(open)).await;
                     }
                 }
-                Action::Lap(lap) => {
-                    self.started
-                        .insert(lap.id, (Instant::now(), lap.kind, lap.tokens.len() as u32));
-                    let _ = self.jobs.send(Job::Embed(lap)).await;
-                }
                 Action::Close { sequence } => {
+                    self.deliver(&mut told);
                     self.clients.remove(&sequence);
                     let _ = self.jobs.send(Job::Close { sequence }).await;
                 }
-                Action::Deliver { sequence, event } => {
-                    let gone = self.clients.get(&sequence).is_none_or(|c| c.try_send(event).is_err());
-                    if gone {
-                        self.cancel(sequence);
-                    }
-                }
+            }
+        }
+    }
+
+    fn deliver(&mut self, told: &mut Vec<(u64, Event)>) {
+        for (sequence, event) in told.drain(..) {
+            let gone = self.clients.get(&sequence).is_none_or(|client| client.try_send(event).is_err());
+            if gone {
+                self.cancel(sequence);
             }
         }
     }
