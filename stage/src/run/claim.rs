@@ -102,6 +102,7 @@ impl Keeper {
             lost_epoch: None,
             lost_reason: None,
             lost_edge: None,
+            lost_end: None,
         };
         let (reports, watched) = watch::channel(report);
         let (standing, told) = watch::channel(Standing::Seeking("not claimed yet".to_owned()));

@@ -92,8 +92,8 @@ fn auth_status(error: &AuthError) -> StatusCode {
 fn rule_status(error: &RuleError) -> StatusCode {
     match error.reason() {
         "UnknownRing" | "UnknownClaim" | "UnknownEpoch" | "UnknownWindows" => StatusCode::NOT_FOUND,
-        "Taken" | "Quota" | "Fenced" | "NotProposed" | "NotRelayed" => StatusCode::CONFLICT,
-        "Expired" | "Stalled" => StatusCode::GONE,
+        "Taken" | "Quota" | "Paused" | "Fenced" | "NotProposed" | "NotRelayed" => StatusCode::CONFLICT,
+        "Expired" | "Stalled" | "Absent" => StatusCode::GONE,
         "ForeignOwner" | "ForeignClaim" | "Unsigned" | "NotRank0" | "NotAtEdge" => StatusCode::FORBIDDEN,
         _ => StatusCode::UNPROCESSABLE_ENTITY,
     }

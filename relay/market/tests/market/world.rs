@@ -191,6 +191,7 @@ impl World {
             lost_epoch: None,
             lost_reason: None,
             lost_edge: None,
+            lost_end: None,
         }
     }
 
