@@ -156,8 +156,10 @@ impl RingState {
         self.end(id, Ending::Absent);
     }
 
-    /// Something came home: every stage of the published epoch is there.
+    /// Something came home: every stage of the published epoch is there, whatever is said later.
     pub(super) fn note_home(&mut self) {
+        let epoch = self.published.as_ref().map(|published| published.manifest.epoch);
+        self.trials.retain(|trial| Some(trial.epoch) != epoch);
         let claims = self.published.iter().flat_map(|published| &published.claims);
         let nodes: BTreeSet<PublicKey> = claims.filter_map(|id| Some(self.leases.get(id)?.node)).collect();
         for node in nodes {
