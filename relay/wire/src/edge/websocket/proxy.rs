@@ -30,6 +30,7 @@ impl Proxies {
     }
 
     /// Everything through `proxy`, but for the hosts in `except`, separated by commas.
+    #[cfg(test)]
     pub(super) fn all(proxy: &str, except: &str) -> Proxies {
         let matcher = Matcher::builder().all(proxy.to_owned()).no(except.to_owned());
         Proxies(Arc::new(matcher.build()))
@@ -145,6 +146,7 @@ mod tests {
         sync::{Mutex, PoisonError},
     };
 
+    use futures::{SinkExt as _, StreamExt as _};
     use tokio::{io::AsyncBufReadExt as _, io::BufReader, net::TcpListener};
     use tokio_tungstenite::{
         accept_hdr_async,
@@ -234,7 +236,6 @@ mod tests {
                 Ok(response)
             };
             let mut socket = accept_hdr_async(tcp, answer).await.unwrap();
-            use futures::{SinkExt as _, StreamExt as _};
             while let Some(Ok(Message::Binary(bytes))) = socket.next().await {
                 socket.send(Message::Binary(bytes)).await.unwrap();
             }
