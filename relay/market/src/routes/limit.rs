@@ -1,5 +1,5 @@
-//! How often one caller may call: so many calls at once, and so many a second in the long run, by key for signed calls, and
-//! by address for those that nobody has signed or that turn out to be nobody's here. A long poll is one call.
+//! How often one caller may call: so many calls at once, and one every so often after them, by key for signed calls, and by
+//! address for those that nobody has signed or that turn out to be nobody's here. A long poll is one call.
 //!
 //! A signature is checked before it counts, so nobody uses up another's calls. Whoever makes up keys without end has
 //! one address, and there only keys that were let in before are heard once its calls are used up.
@@ -30,13 +30,13 @@ const FEW: usize = 1024;
 /// Told to a new caller where as many as are remembered call all the time.
 const CROWDED: Duration = Duration::from_secs(1);
 
-/// So many calls at once, and so many a second in the long run.
+/// So many calls at once, and one every so often after them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// calls at once, after a while without any; at least 1
     pub burst: u32,
-    /// calls a second; at least 1
-    pub per_second: u32,
+    /// time until there is another
+    pub every: Duration,
 }
 
 /// The rates of a market.
@@ -53,11 +53,11 @@ impl Default for RateLimits {
         RateLimits {
             key: Rate {
                 burst: 500,
-                per_second: 100,
+                every: Duration::from_millis(10),
             },
             address: Rate {
                 burst: 200,
-                per_second: 20,
+                every: Duration::from_millis(50),
             },
         }
     }
@@ -66,15 +66,11 @@ impl Default for RateLimits {
 /// Too many calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Limited {
-    #[error(
-        "this key may make {} calls a second and {} at once: call again in {} s",
-        .rate.per_second, .rate.burst, seconds(*.retry_after)
-    )]
+    #[error("this key may make {} calls at once, and then one every {:?}: call again in {} s",
+        rate.burst, rate.every, seconds(*retry_after))]
     Key { rate: Rate, retry_after: Duration },
-    #[error(
-        "this address may make {} calls a second and {} at once that no node enrolled here has signed: call again in {} s",
-        .rate.per_second, .rate.burst, seconds(*.retry_after)
-    )]
+    #[error("this address may make {} calls at once that no member has signed, and then one every {:?}: \
+        call again in {} s", rate.burst, rate.every, seconds(*retry_after))]
     Address { rate: Rate, retry_after: Duration },
 }
 
@@ -113,7 +109,7 @@ impl<K: Copy + Eq + Hash> Buckets<K> {
         Buckets {
             rate: Rate {
                 burst: rate.burst.max(1),
-                per_second: rate.per_second.max(1),
+                ..rate
             },
             full_at: HashMap::new(),
             sweep_at: FEW,
@@ -123,9 +119,9 @@ impl<K: Copy + Eq + Hash> Buckets<K> {
     /// Time until the next call; none when there is one now.
     fn missing(&self, caller: &K, now: Instant) -> Option<Duration> {
         let full_at = self.full_at.get(caller)?;
-        let every = self.every();
+        let Rate { burst, every } = self.rate;
         let spent = full_at.saturating_duration_since(now) + every;
-        spent.checked_sub(every * self.rate.burst).filter(|left| !left.is_zero())
+        spent.checked_sub(every * burst).filter(|left| !left.is_zero())
     }
 
     /// Takes a call, or says when there is one.
@@ -140,14 +136,9 @@ impl<K: Copy + Eq + Hash> Buckets<K> {
                 return Err(CROWDED);
             }
         }
-        let every = self.every();
         let full_at = self.full_at.entry(caller).or_insert(now);
-        *full_at = (*full_at).max(now) + every;
+        *full_at = (*full_at).max(now) + self.rate.every;
         Ok(())
-    }
-
-    fn every(&self) -> Duration {
-        Duration::from_secs(1) / self.rate.per_second
     }
 }
 
@@ -252,7 +243,7 @@ mod tests {
 
     const RATE: Rate = Rate {
         burst: 3,
-        per_second: 10,
+        every: Duration::from_millis(100),
     };
 
     #[test]
@@ -268,8 +259,8 @@ mod tests {
         assert_eq!(buckets.take("a", at(60)), Err(Duration::from_millis(40)));
         assert_eq!(buckets.take("a", at(100)), Ok(()));
         assert_eq!(buckets.take("a", at(100)), Err(Duration::from_millis(100)));
-        let taken = (0..100).filter(|n| buckets.take("a", at(200 + 20 * n)).is_ok()).count();
-        assert_eq!(taken, 20, "two seconds");
+        let taken = (0..100).filter(|n| buckets.take("a", at(200 + 20 * n)).is_ok());
+        assert_eq!(taken.count(), 20, "two seconds");
         for _ in 0..3 {
             assert_eq!(buckets.take("a", at(10_000)), Ok(()), "no more than a burst is saved up");
         }
@@ -296,18 +287,22 @@ mod tests {
 
     #[test]
     fn a_refusal_says_which_limit_and_when_to_come_again() {
+        let rate = Rate {
+            burst: 1,
+            every: Duration::from_secs(3600),
+        };
         let limiter = Limiter::new(RateLimits {
-            key: Rate { burst: 1, per_second: 1 },
-            address: Rate { burst: 1, per_second: 1 },
+            key: rate,
+            address: rate,
         });
         let (key, address) = (PublicKey([7; 32]), IpAddr::from([192, 0, 2, 1]));
         assert_eq!(limiter.signed(key), Ok(()));
         let limited = limiter.signed(key).unwrap_err();
         assert_eq!(
             limited.to_string(),
-            "this key may make 1 calls a second and 1 at once: call again in 1 s"
+            "this key may make 1 calls at once, and then one every 3600s: call again in 3600 s"
         );
-        assert_eq!((limited.reason(), limited.retry_after_s()), ("TooManyCallsOfKey", 1));
+        assert_eq!((limited.reason(), limited.retry_after_s()), ("TooManyCallsOfKey", 3600));
         assert_eq!(limiter.signed(PublicKey([8; 32])), Ok(()));
 
         assert_eq!(limiter.heard(key, address), Ok(()));
