@@ -5,6 +5,7 @@
 
 mod device;
 mod link;
+mod own;
 
 use std::{
     fs,
@@ -28,6 +29,7 @@ use kvasir_wire::trust::{NodeKeys, PublicKey};
 use secrecy::SecretString;
 
 pub(crate) use link::Link;
+pub(crate) use own::Own;
 
 use crate::{
     local::{Folder, Telling},
