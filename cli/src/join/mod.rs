@@ -91,7 +91,7 @@ pub struct Join {
 impl Join {
     /// Runs the command until a signal.
     pub async fn run(self) -> anyhow::Result<()> {
-        if let Some(file) = self.self_test {
+        if let Some(file) = self.self_test.clone() {
             let tested = tokio::task::spawn_blocking(move || self_test::run(&file, self.threads)).await??;
             writeln!(std::io::stdout(), "{}", serde_json::to_string(&tested)?)?;
             return Ok(());

@@ -121,11 +121,7 @@ impl Own {
             Column::Number("EARNED"),
         ]);
         for ring in &self.rings {
-            table.row([
-                ring.ring.clone(),
-                ring.positions.to_string(),
-                ring.earned.to_string(),
-            ]);
+            table.row([ring.ring.clone(), ring.positions.to_string(), ring.earned.to_string()]);
         }
         let listed: u64 = self.rings.iter().map(|ring| ring.earned).sum();
         if let older @ 1.. = self.earned.saturating_sub(listed) {
@@ -142,7 +138,7 @@ fn by_ring(rows: &[LedgerRow], node: PublicKey) -> Vec<Earned> {
     // A counter counts once for a node, however many claims it had in the epoch.
     let mut epochs: BTreeMap<(&str, u64), (u64, u64)> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.node == node) {
-        let (positions, earned) = epochs.entry((&row.ring, row.epoch)).or_default();
+        let (positions, earned) = epochs.entry((row.ring.as_str(), row.epoch)).or_default();
         *positions = row.committed.max(*positions);
         *earned += row.earned;
     }

@@ -120,7 +120,11 @@ mod tests {
         assert_eq!(legs.lost(3, Some(0)), (Some(1), Some(LostEnd::Own)));
         legs.heard(3, 1, Role::Predecessor, Leg::Open);
         legs.heard(3, 1, Role::Predecessor, Leg::Dialled);
-        assert_eq!(legs.lost(3, None), (Some(0), Some(LostEnd::Other)), "once there is there");
+        assert_eq!(
+            legs.lost(3, None),
+            (Some(0), Some(LostEnd::Other)),
+            "once there is there"
+        );
         legs.heard(3, 0, Role::Successor, Leg::Open);
         assert_eq!(legs.lost(3, None), (None, None));
     }

@@ -58,10 +58,7 @@ fn turned(mut heads: Vec<f32>, head: usize, position: usize) -> Vec<f32> {
         for (pair, values) in values.chunks_exact_mut(2).enumerate() {
             let angle = position as f32 * ROPE_BASE.powf(-2.0 * pair as f32 / head as f32);
             let (sin, cos) = angle.sin_cos();
-            (values[0], values[1]) = (
-                values[0] * cos - values[1] * sin,
-                values[0] * sin + values[1] * cos,
-            );
+            (values[0], values[1]) = (values[0] * cos - values[1] * sin, values[0] * sin + values[1] * cos);
         }
     }
     heads
@@ -89,7 +86,10 @@ mod tests {
     fn a_head_turns_by_its_position_and_keeps_its_length() {
         let heads = turned(vec![1.0, 0.0, 1.0, 0.0], 2, 1);
         for pair in heads.chunks_exact(2) {
-            assert!((pair[0] - 1_f32.cos()).abs() < 1e-6 && (pair[1] - 1_f32.sin()).abs() < 1e-6, "{pair:?}");
+            assert!(
+                (pair[0] - 1_f32.cos()).abs() < 1e-6 && (pair[1] - 1_f32.sin()).abs() < 1e-6,
+                "{pair:?}"
+            );
         }
         assert_eq!(turned(vec![3.0, 4.0], 2, 0), [3.0, 4.0]);
     }

@@ -86,7 +86,10 @@ impl Matrix {
             let products = row.iter().zip(vector);
             products.map(|(weight, value)| f32::from(*weight) * value).sum::<f32>()
         };
-        self.weights.chunks_exact(self.columns).map(|row| dot(row) * SCALE).collect()
+        self.weights
+            .chunks_exact(self.columns)
+            .map(|row| dot(row) * SCALE)
+            .collect()
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -103,7 +106,7 @@ impl Layer {
     pub(super) fn new(shape: Shape) -> Layer {
         let mut random = Random(1);
         let (width, shared) = (shape.width(), shape.shared * shape.head);
-        let mut norm = |random: &mut Random| (0..width).map(|_| 1.0 + random.uniform() / 4.0).collect();
+        let norm = |random: &mut Random| (0..width).map(|_| 1.0 + random.uniform() / 4.0).collect();
         let attention_norm = norm(&mut random);
         let inner_norm = norm(&mut random);
         let mut matrix = |rows, columns| Matrix::random(&mut random, rows, columns);
@@ -124,7 +127,9 @@ impl Layer {
     /// Hidden states to test it with, one after the other.
     pub(super) fn rows(&self, count: usize) -> Vec<f32> {
         let mut random = Random(2);
-        (0..count * self.shape.width()).map(|_| 2.0 * random.uniform()).collect()
+        (0..count * self.shape.width())
+            .map(|_| 2.0 * random.uniform())
+            .collect()
     }
 
     /// Bytes of its matrices, all of which every token needs.

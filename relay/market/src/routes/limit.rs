@@ -262,7 +262,11 @@ mod tests {
         let taken = (0..100).filter(|n| buckets.take("a", at(200 + 20 * n)).is_ok());
         assert_eq!(taken.count(), 20, "two seconds");
         for _ in 0..3 {
-            assert_eq!(buckets.take("a", at(10_000)), Ok(()), "no more than a burst is saved up");
+            assert_eq!(
+                buckets.take("a", at(10_000)),
+                Ok(()),
+                "no more than a burst is saved up"
+            );
         }
         assert!(buckets.take("a", at(10_000)).is_err());
     }

@@ -92,7 +92,9 @@ pub fn router(market: Arc<Market>) -> Router {
 /// Counts the calls of strangers by their address. Those of keys are counted once the signature is found right.
 async fn limited(State(market): Shared, request: Request, next: Next) -> Response {
     let limiter = market.limiter();
-    let key = Credentials::read(request.headers()).ok().map(|credentials| credentials.key);
+    let key = Credentials::read(request.headers())
+        .ok()
+        .map(|credentials| credentials.key);
     let address = limit::address(request.extensions(), request.headers());
     let heard = match (address, key) {
         (None, _) => Ok(()),

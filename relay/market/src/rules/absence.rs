@@ -142,9 +142,7 @@ impl RingState {
         if standing.missed.iter().any(|missed| missed.epoch >= epoch) {
             return;
         }
-        standing
-            .missed
-            .retain(|missed| now.saturating_sub(missed.at) <= WITHIN);
+        standing.missed.retain(|missed| now.saturating_sub(missed.at) <= WITHIN);
         standing.missed.push(Missed { epoch, at: now });
         if standing.missed.len() < MISSES {
             return;

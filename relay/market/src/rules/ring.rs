@@ -408,7 +408,12 @@ impl RingState {
             let idle = |node: &PublicKey| !holds(node);
             let forgettable = self.nodes.iter().filter(|(node, _)| idle(node));
             let least = forgettable.min_by_key(|(_, standing)| {
-                let Standing { absences, failures, replaced, .. } = standing;
+                let Standing {
+                    absences,
+                    failures,
+                    replaced,
+                    ..
+                } = standing;
                 (*absences, *failures, replaced.len())
             });
             if let Some(node) = least.map(|(node, _)| *node) {

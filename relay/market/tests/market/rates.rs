@@ -75,7 +75,12 @@ async fn strangers_share_their_addresss_calls_and_members_do_not_suffer() {
         let stranger = Arc::new(NodeKeys::generate().unwrap());
         let client = MarketClient::new(&world.url, stranger).unwrap();
         let token = "no such invite".to_owned().into();
-        client.enrol(&token, &enrolment()).await.unwrap_err().reason().to_owned()
+        client
+            .enrol(&token, &enrolment())
+            .await
+            .unwrap_err()
+            .reason()
+            .to_owned()
     };
     for _ in 0..3 {
         assert_eq!(guess().await, "UnknownInvite");

@@ -141,7 +141,11 @@ fn old_misses_are_forgotten_and_what_comes_home_clears_them() {
     }
     let epoch = market.status().epoch.unwrap();
     market.positions(0, epoch - 1, 9).unwrap();
-    assert_eq!(missed(&market, 2), MISSES - 1, "a late report of an earlier epoch shows nothing");
+    assert_eq!(
+        missed(&market, 2),
+        MISSES - 1,
+        "a late report of an earlier epoch shows nothing"
+    );
     for _ in 0..WITHIN / FORMS {
         market.now += FORMS;
         let report = market.report_of(2, "first", absent.windows, ready());
@@ -340,7 +344,12 @@ impl State {
         };
         let held = |state: &State| state.market.ring.leases.get(&state.claims[1]).map(|lease| lease.node);
         let by_holder = held(self) == Some(node(HOLDER));
-        let published = self.market.ring.published.as_ref().map(|published| published.claims.clone());
+        let published = self
+            .market
+            .ring
+            .published
+            .as_ref()
+            .map(|published| published.claims.clone());
         let in_epoch = published.is_some_and(|claims| claims.contains(&self.claims[1]));
         // what came home shows that the epoch formed, whatever is said later
         let counts = by_holder && in_epoch && self.market.accounts[&epoch].committed == 0;

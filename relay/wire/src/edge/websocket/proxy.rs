@@ -39,7 +39,10 @@ impl Proxies {
     /// The proxy for a relay, if there is one. The loopback is never behind one.
     pub(super) fn of(&self, target: &Target) -> Option<Proxy> {
         let host = target.host();
-        let loopback = host == "localhost" || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback());
+        let loopback = host == "localhost"
+            || host
+                .parse()
+                .is_ok_and(|address: std::net::IpAddr| address.is_loopback());
         if loopback {
             return None;
         }
@@ -77,7 +80,9 @@ impl Proxy {
     /// A connection that the proxy passes on to `target`.
     pub(super) async fn connect(&self, target: &Target) -> Result<TcpStream, EdgeError> {
         if self.0.uri().scheme_str().is_some_and(|scheme| scheme != "http") {
-            return Err(self.refuses("it is no plain HTTP proxy, which is all that legs take").into());
+            return Err(self
+                .refuses("it is no plain HTTP proxy, which is all that legs take")
+                .into());
         }
         let unreachable = |source: io::Error| EdgeError::Unreachable {
             address: format!("the proxy {}", self.name()),
@@ -279,7 +284,10 @@ mod tests {
         };
         assert!(leg.reason() == "ProxyRefused" && leg.retryable());
         let told = format!("{leg} {error:?} {dialer:?}");
-        assert!(told.contains(&proxy.address.to_string()) && told.contains("user name"), "{told}");
+        assert!(
+            told.contains(&proxy.address.to_string()) && told.contains("user name"),
+            "{told}"
+        );
         assert!(!told.contains("wr0ng") && !told.contains("ticket"), "{told}");
         assert_eq!(proxy.asked(), ["CONNECT relay.example:443 HTTP/1.1"]);
     }
@@ -295,7 +303,9 @@ mod tests {
         });
         let dial = async |proxy: &str| {
             let dialler = dialer(proxy, "");
-            let dialled = dialler.dial("http://relay.example", "ticket", Role::Successor, LIMIT).await;
+            let dialled = dialler
+                .dial("http://relay.example", "ticket", Role::Successor, LIMIT)
+                .await;
             dialled.unwrap_err().to_string()
         };
         let told = dial(&format!("http://{address}")).await;
