@@ -1,4 +1,4 @@
-//! `kvasir status`: who covers which layers of a ring, and who has earned what.
+//! `kvasir status`: who covers which layers of a ring, and who has earned what; or what this device holds and has earned.
 
 use std::{io::Write, path::PathBuf, sync::Arc};
 
@@ -10,18 +10,22 @@ use serde::Serialize;
 
 use crate::{
     failure::Usage,
+    join::{Link, Own},
     local::Folder,
     planned::RingArgs,
     table::{Column, Output, Table, bytes},
 };
 
-/// Show the coverage map of a ring and its ledger, as the relay that it is offered on keeps them.
+/// Show the coverage map of a ring and its ledger, as the relay that it is offered on keeps them; or, for a relay's
+/// address, which windows this device holds and what it has earned.
 #[derive(Debug, clap::Args)]
 pub struct Status {
-    #[command(flatten)]
-    ring: RingArgs,
-    /// Folder of the ring, which holds its owner's key; ~/.cache/kvasir/up/NAME when absent
-    #[arg(long, env = "KVASIR_UP_DIR")]
+    /// Ring manifest; or the address of a relay that this device joined by, or the invite that it joined with
+    #[arg(value_name = "RING.yaml|LINK")]
+    of: String,
+    /// Folder that holds the key: the ring's (~/.cache/kvasir/up/NAME when absent), or the one that `kvasir join` uses
+    /// (~/.cache/kvasir/join/HOST)
+    #[arg(long)]
     dir: Option<PathBuf>,
     /// Form of the output
     #[arg(short, long, env = "KVASIR_OUTPUT", value_enum, default_value_t)]
@@ -37,11 +41,20 @@ struct Report {
 impl Status {
     /// Runs the command.
     pub async fn run(self) -> anyhow::Result<()> {
-        let ring = self.ring.read()?;
+        if self.of.starts_with("http://") || self.of.starts_with("https://") {
+            let link: Link = self.of.parse()?;
+            let dir = self.dir.or_else(|| folder("KVASIR_JOIN_DIR"));
+            return Own::ask(&link, dir).await?.print(self.output);
+        }
+        let ring = RingArgs {
+            file: self.of.into(),
+            stages: None,
+        };
+        let ring = ring.read()?;
         let name = ring.metadata.name.clone().unwrap_or_default();
         let url = ring.spec.relay.as_ref().and_then(|relay| relay.url.clone());
         let url = url.ok_or_else(|| Usage("the Ring names no relay, which would know: set relay.url".to_owned()))?;
-        let owner = Arc::new(Folder::owner_of(self.dir.clone(), &name)?);
+        let owner = Arc::new(Folder::owner_of(self.dir.or_else(|| folder("KVASIR_UP_DIR")), &name)?);
         let market = MarketClient::new(&url, owner)?;
         let mut ledger = market.ledger().await?;
         ledger.rows.retain(|row| row.ring == name);
@@ -57,6 +70,13 @@ impl Status {
         }
         Ok(())
     }
+}
+
+/// A folder that the environment names.
+fn folder(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable)
+        .filter(|folder| !folder.is_empty())
+        .map(PathBuf::from)
 }
 
 fn summary(status: &RingStatus) -> String {
@@ -100,7 +120,8 @@ fn coverage(report: &Report) -> Table {
     table
 }
 
-fn state(claim: &ClaimStatus) -> String {
+/// How far a claim is, in words.
+pub(crate) fn state(claim: &ClaimStatus) -> String {
     match claim.report.as_ref().map(|report| &report.state) {
         _ if claim.expired => "expired".to_owned(),
         None => "claimed".to_owned(),

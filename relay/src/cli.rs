@@ -9,6 +9,7 @@ use anyhow::{Context as _, ensure};
 use clap::Parser;
 use kvasir_market::{Admission, Market, TicketKey, router};
 use kvasir_wire::trust::PublicKey;
+use prometheus_client::registry::Registry;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -17,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     bridge::{BridgeConfig, BridgeTimings},
-    serve::{RelayConfig, serve},
+    serve::{RelayConfig, serve_with},
     store::Database,
     tls::{RELOAD_EVERY, TlsFiles},
 };
@@ -150,7 +151,9 @@ impl Cli {
                 market.drain();
             }
         });
-        serve(listener, router(market), config, shutdown).await?;
+        let mut registry = Registry::default();
+        market.register(&mut registry);
+        serve_with(listener, router(market), registry, config, shutdown).await?;
         // It takes its name off the list of relays.
         keeping.await?;
         Ok(())

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{
-    Json, Router,
-    extract::State,
+    Extension, Json, Router,
+    extract::{ConnectInfo, State},
     http::{StatusCode, header},
     response::IntoResponse,
     routing::{any, get},
@@ -66,13 +66,23 @@ pub async fn serve(
     config: RelayConfig,
     shutdown: CancellationToken,
 ) -> Result<(), TlsError> {
+    serve_with(listener, market, Registry::default(), config, shutdown).await
+}
+
+/// The same, with metrics of the market's beside the relay's own.
+pub(crate) async fn serve_with(
+    listener: TcpListener,
+    market: Router,
+    mut registry: Registry,
+    config: RelayConfig,
+    shutdown: CancellationToken,
+) -> Result<(), TlsError> {
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let closing = CancellationToken::new();
     let tls = match config.tls {
         Some(files) => Some(Tls::load(files, closing.clone()).await?),
         None => None,
     };
-    let mut registry = Registry::default();
     let bridge = Bridge::new(config.bridge, &mut registry);
     let health = Arc::new(Health {
         bridge: Arc::clone(&bridge),
@@ -123,8 +133,10 @@ async fn accept(
             () = closing.cancelled() => break,
         };
         match (place, accepted) {
-            (Ok(place), Ok((tcp, _))) => {
-                tasks.spawn(connection(tcp, router.clone(), tls.clone(), place, closing.clone()));
+            (Ok(place), Ok((tcp, peer))) => {
+                // The market counts calls by address.
+                let router = router.clone().layer(Extension(ConnectInfo(peer)));
+                tasks.spawn(connection(tcp, router, tls.clone(), place, closing.clone()));
             }
             (_, Err(error)) => {
                 // Out of files, most likely: others end in a while.

@@ -1,6 +1,7 @@
 //! `run`: loads a window, holds its claim, and lives through the ring's epochs as one of its ranks.
 
 mod claim;
+mod legs;
 mod positions;
 mod tickets;
 
@@ -18,6 +19,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 pub use claim::{Keeper, Standing, Wanted};
+use legs::Legs;
 use positions::Meter;
 
 use crate::ring::compute::Compute;
@@ -145,7 +147,7 @@ impl Running {
 impl Stage {
     /// Starts the stage: `load` brings the engine up on a thread of its own, then the stage reports itself ready and
     /// follows the ring's manifests until `shutdown`.
-    pub fn start<C, F, E>(self, load: F, shutdown: CancellationToken) -> Running
+    pub fn start<C, F, E>(mut self, load: F, shutdown: CancellationToken) -> Running
     where
         C: Compute + 'static,
         F: FnOnce() -> Result<(C, StageFacts), E> + Send + 'static,
@@ -162,6 +164,8 @@ impl Stage {
         // Laps as admitted; a close, an open and a fork for every sequence; the head's own.
         let (jobs, inbox) = mpsc::channel(shape.max_laps + 4 * shape.sequences + 16);
         let head = self.is_first().then(|| head::start(shape, jobs.clone()));
+        let legs = Arc::new(Legs::default());
+        self.relays = self.relays.map(|relays| legs::watched(relays, legs.clone()));
         let task = tokio::spawn({
             let head = head.clone();
             async move {
@@ -188,7 +192,7 @@ impl Stage {
                     .then(|| AbortOnDrop(tokio::spawn(propose(market.clone(), self.keys.clone(), self.owner))));
                 let meter = head.clone().map(|head| Meter::start(market.clone(), head));
                 let done = tokio::select! {
-                    lived = self.live(&jobs, head.as_ref(), meter.as_ref(), &shutdown) => lived,
+                    lived = self.live(&jobs, head.as_ref(), meter.as_ref(), &legs, &shutdown) => lived,
                     () = self.keeper.fenced() => Err(RunError::Fenced),
                 };
                 drop(proposer);
@@ -216,6 +220,7 @@ impl Stage {
         jobs: &mpsc::Sender<crate::ring::worker::Job>,
         head: Option<&HeadHandle>,
         meter: Option<&Meter>,
+        legs: &Legs,
         shutdown: &CancellationToken,
     ) -> Result<(), RunError> {
         let phase = |text: &str| {
@@ -241,7 +246,7 @@ impl Stage {
                 Err(detail) => {
                     tracing::error!(epoch, detail, "refused the manifest");
                     phase(&detail);
-                    self.keeper.lost(None, detail, None);
+                    self.keeper.lost(None, detail, None, None);
                     continue;
                 }
             };
@@ -249,6 +254,7 @@ impl Stage {
             if let Some(meter) = meter {
                 meter.begin(epoch);
             }
+            let begun = Instant::now();
             let ended = tokio::select! {
                 lost = self.epoch(&manifest, rank, jobs, head) => Some(lost),
                 newer = self.next_manifest(epoch) => { upcoming = Some(newer); None }
@@ -259,8 +265,8 @@ impl Stage {
                 Some(lost) => {
                     tracing::warn!(epoch, reason = lost.reason(), error = %chain(&lost), "the ring is open");
                     let detail = chain(&lost);
-                    let edge = lost.edge(rank, manifest.ranks.len());
-                    self.keeper.lost(Some(epoch), detail.clone(), edge);
+                    let (edge, end) = legs.lost(epoch, lost.edge(rank, manifest.ranks.len()));
+                    self.keeper.lost(Some(epoch), detail.clone(), edge, end);
                     let told = match lost.engine_failure(rank as u32) {
                         Some((failed, why)) if failed as usize == rank => {
                             let layers = self.layers();
@@ -284,6 +290,13 @@ impl Stage {
                     (detail, told)
                 }
                 None => {
+                    // Another stage gave this epoch up a moment earlier: what this one saw of it counts all the same.
+                    if begun.elapsed() >= self.form_within * 3 / 4
+                        && let (Some(edge), Some(end)) = legs.lost(epoch, None)
+                    {
+                        let detail = format!("edge {edge} never came up");
+                        self.keeper.lost(Some(epoch), detail, Some(edge), Some(end));
+                    }
                     let detail = "the ring is being formed again".to_owned();
                     (detail.clone(), RingError::StageLost { detail })
                 }

@@ -1,13 +1,17 @@
 //! `kvasir join`: lends this device to rings, a run of windows at a time, and shows what it earns.
 //!
+//! Before anything else the device is tested: what it computes is right, and how fast.
 //! The market is polled for the windows that pay most and fit; a child process (`stage join`) claims, fetches and serves
 //! them. When it ends, for whatever reason, the next poll finds the next windows.
 
 mod device;
 mod link;
+mod own;
+mod self_test;
 
 use std::{
     fs,
+    io::Write,
     path::PathBuf,
     sync::{
         Arc,
@@ -28,8 +32,10 @@ use kvasir_wire::trust::{NodeKeys, PublicKey};
 use secrecy::SecretString;
 
 pub(crate) use link::Link;
+pub(crate) use own::Own;
 
 use crate::{
+    failure::Interrupted,
     local::{Folder, Telling},
     signals::interrupted,
     supervise::Children,
@@ -54,8 +60,8 @@ Only the windows' layers come to this device: it sees neither texts nor tokens, 
 #[allow(clippy::doc_markdown, reason = "help texts, which are no Markdown")]
 pub struct Join {
     /// Invite, or address of a relay
-    #[arg(value_name = "LINK")]
-    link: String,
+    #[arg(value_name = "LINK", required_unless_present = "self_test")]
+    link: Option<String>,
     /// Invite token, when LINK holds none (better by KVASIR_TOKEN, which other users of the device can't see)
     #[arg(long, env = "KVASIR_TOKEN", hide_env_values = true)]
     token: Option<String>,
@@ -77,13 +83,21 @@ pub struct Join {
     /// Folder for windows, keys and logs; ~/.cache/kvasir/join/HOST when absent
     #[arg(long, env = "KVASIR_JOIN_DIR")]
     dir: Option<PathBuf>,
+    /// Test this device with a model that is written to this file, and say what was found: what `kvasir join` starts
+    #[arg(long, value_name = "FILE", hide = true, conflicts_with = "link")]
+    self_test: Option<PathBuf>,
 }
 
 impl Join {
     /// Runs the command until a signal.
     pub async fn run(self) -> anyhow::Result<()> {
+        if let Some(file) = self.self_test.clone() {
+            let tested = tokio::task::spawn_blocking(move || self_test::run(&file, self.threads)).await??;
+            writeln!(std::io::stdout(), "{}", serde_json::to_string(&tested)?)?;
+            return Ok(());
+        }
         let interrupted = interrupted()?;
-        let link: Link = self.link.parse()?;
+        let link: Link = self.link.as_deref().unwrap_or_default().parse()?;
         let folder = Folder::open(self.dir.clone(), "join", link.market.host_str().unwrap_or("relay"))?;
         let keys = Arc::new(NodeKeys::load_or_generate(&folder.node_key(0))?);
         let node = keys.public();
@@ -92,11 +106,21 @@ impl Join {
             return leave(&market, node).await;
         }
         let memory = self.memory.unwrap_or_else(device::spare_memory);
-        eprintln!("this device is {} and lends {} of memory", short(node), bytes(memory));
+        tokio::pin!(interrupted);
+        let model = folder.node_key(0).with_file_name("self-test.gguf");
+        let tested = tokio::select! {
+            tested = self_test::of_this_device(&model, self.threads) => tested?,
+            () = &mut interrupted => return Err(Interrupted.into()),
+        };
+        eprintln!(
+            "this device is {} and lends {} of memory; {tested}",
+            short(node),
+            bytes(memory)
+        );
         let mut children = Children::new(GRACE);
         let ended = tokio::select! {
             ended = self.serve(&link, &folder, &market, node, memory, &mut children) => ended,
-            () = interrupted => {
+            () = &mut interrupted => {
                 eprintln!("handing the windows back");
                 Ok(())
             }
@@ -318,6 +342,11 @@ fn without_first(mut offer: Offer) -> Offer {
 fn waiting(offers: &[Offer], memory: u64) -> String {
     if offers.is_empty() {
         return "waiting: no ring is offered to this device".to_owned();
+    }
+    if offers.iter().all(|offer| offer.limit == Some(0)) {
+        return "waiting: this device never came to its ring's relay and gets no window for a while: see that it reaches \
+                the relay, by HTTPS_PROXY where there is a proxy"
+            .to_owned();
     }
     format!("waiting: no window is open that takes at most {}", bytes(memory))
 }

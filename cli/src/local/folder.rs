@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use kvasir_plan::{LayerRange, Rank, RankManifest};
-use kvasir_wire::trust::OwnerKey;
+use kvasir_wire::trust::{NodeKeys, OwnerKey};
 
 /// Digits of a model's identity in names of folders; the stage checks the whole of it.
 const IDENTITY_DIGITS: usize = 16;
@@ -57,6 +57,17 @@ impl Folder {
         })
     }
 
+    /// The key of this device in the folder of `kvasir join` for a relay's host, which may be in use.
+    pub(crate) fn node_of(path: Option<PathBuf>, host: &str) -> anyhow::Result<NodeKeys> {
+        let path = path.map_or_else(|| Ok(cache()?.join("join").join(host)), Ok::<_, anyhow::Error>)?;
+        NodeKeys::load(&path.join(key_of(0))).with_context(|| {
+            format!(
+                "{} holds no key of this device: join once with `kvasir join`, or name its folder with --dir",
+                path.display()
+            )
+        })
+    }
+
     /// The owner's key, made at the first run.
     pub(crate) fn owner_key(&self) -> anyhow::Result<OwnerKey> {
         let path = self.path.join("owner.key");
@@ -70,7 +81,7 @@ impl Folder {
 
     /// Where a stage keeps its key.
     pub(crate) fn node_key(&self, rank: usize) -> PathBuf {
-        self.path.join(format!("rank-{rank}.key"))
+        self.path.join(key_of(rank))
     }
 
     /// Where a stage's stderr goes.
@@ -124,6 +135,10 @@ impl Folder {
         }
         Ok(())
     }
+}
+
+fn key_of(rank: usize) -> String {
+    format!("rank-{rank}.key")
 }
 
 fn window_name(manifest: &RankManifest, rank: &Rank) -> String {

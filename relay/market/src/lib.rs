@@ -14,6 +14,6 @@ pub mod ticket;
 pub mod types;
 
 pub use client::{ClientError, MarketClient, RingClient};
-pub use routes::{Admission, Market, router};
+pub use routes::{Admission, Market, Rate, RateLimits, router};
 pub use store::{Limits, Store, StoreError};
 pub use ticket::{Ticket, TicketError, TicketKey};

@@ -40,6 +40,20 @@ pub trait Tickets: Send + Sync {
     /// # Errors
     /// [`LegError::NoTicket`], with the market's own words.
     async fn ticket(&self, epoch: u64, edge: u32, role: Role) -> Result<EdgeTicket, LegError>;
+
+    /// Hears how far the leg of a ticket has come. Who gives tickets needn't care.
+    fn heard(&self, _epoch: u64, _edge: u32, _role: Role, _leg: Leg) {}
+}
+
+/// How far a leg has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Leg {
+    /// it is being dialled
+    Dialled,
+    /// the relay has taken it, and the other end's is to come
+    There,
+    /// the edge is open
+    Open,
 }
 
 /// What a stage needs for relayed edges.
@@ -75,7 +89,10 @@ impl Relays {
         let mut last = None;
         loop {
             let error = match timeout_at(deadline, self.attempt(url, config, deadline)).await {
-                Ok(Ok(edge)) => return Ok(edge),
+                Ok(Ok(edge)) => {
+                    self.heard(config, Leg::Open);
+                    return Ok(edge);
+                }
                 Ok(Err(error)) => error,
                 Err(_) => return Err(last),
             };
@@ -91,6 +108,10 @@ impl Relays {
                 return Err(last);
             }
         }
+    }
+
+    fn heard(&self, config: &EdgeConfig, leg: Leg) {
+        self.tickets.heard(config.epoch, config.edge, config.role, leg);
     }
 
     async fn attempt(
@@ -109,7 +130,9 @@ impl Relays {
             .into());
         }
         let shown = ticket.ticket.expose_secret();
+        self.heard(config, Leg::Dialled);
         let leg = self.dialer.dial(url, shown, config.role, DIAL_WITHIN).await?;
+        self.heard(config, Leg::There);
         // The relay waits for the other end, and so does this one.
         let mut config = config.clone();
         config.timings.handshake = config.timings.handshake.max(deadline - Instant::now());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvasir_market::client::{Backoff, ClientError, RingClient};
-use kvasir_market::types::{Claim, ClaimRequest, Reach, Run, StageReport, StageState};
+use kvasir_market::types::{Claim, ClaimRequest, LostEnd, Reach, Run, StageReport, StageState};
 use kvasir_plan::{Holder, LayerRange, Link, RankManifest};
 use kvasir_wire::trust::NodeKeys;
 use secrecy::SecretString;
@@ -102,6 +102,7 @@ impl Keeper {
             lost_epoch: None,
             lost_reason: None,
             lost_edge: None,
+            lost_end: None,
         };
         let (reports, watched) = watch::channel(report);
         let (standing, told) = watch::channel(Standing::Seeking("not claimed yet".to_owned()));
@@ -124,10 +125,12 @@ impl Keeper {
         self.reports.send_modify(|report| report.state = state);
     }
 
-    /// Says that the links of an epoch are lost, and which edge never came up, if that was it.
-    pub fn lost(&self, epoch: Option<u64>, reason: String, edge: Option<u32>) {
+    /// Says that the links of an epoch are lost; which edge never came up, if that was it, and which end of it never came
+    /// to its relay, as far as this stage can tell.
+    pub fn lost(&self, epoch: Option<u64>, reason: String, edge: Option<u32>, end: Option<LostEnd>) {
         self.reports.send_modify(|report| {
-            (report.lost_epoch, report.lost_reason, report.lost_edge) = (epoch, Some(reason), edge);
+            (report.lost_epoch, report.lost_reason) = (epoch, Some(reason));
+            (report.lost_edge, report.lost_end) = (edge, end);
         });
     }
 
@@ -251,6 +254,7 @@ fn is_over(error: &ClientError) -> bool {
         "Fenced",
         "Expired",
         "Stalled",
+        "Absent",
         "UnknownClaim",
         "UnknownRing",
         "ForeignClaim",

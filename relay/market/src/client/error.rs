@@ -72,6 +72,8 @@ pub enum ClientError {
         reason: String,
         /// the market's text
         message: String,
+        /// when the market wants to be called again, if it says so
+        retry_after: Option<Duration>,
     },
     /// an answer longer than any real one
     #[error("the market at {market} answers with more than {MAX_ANSWER} bytes")]

@@ -1,4 +1,5 @@
-//! The caller's side of the market: every call signed anew, answers bounded. Retries are the caller's, with [`Backoff`].
+//! The caller's side of the market: every call signed anew, answers bounded. Retries are the caller's, with [`Backoff`];
+//! a market that asks to be left alone for a while is.
 
 mod backoff;
 mod error;
@@ -6,7 +7,7 @@ mod error;
 use std::{
     fmt,
     net::IpAddr,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -34,6 +35,9 @@ const POLL_TIMEOUT: Duration = Duration::from_secs(40);
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// A market that is called too often says when it wants to be called again. More than this is no answer to that.
+const LONGEST_REST: Duration = Duration::from_secs(60);
+
 /// Answers longer than this are refused: the offers of a few hundred rings are some megabytes.
 const MAX_ANSWER: usize = 8 << 20;
 
@@ -47,6 +51,8 @@ pub struct MarketClient {
     market: String,
     signer: Arc<dyn Signer>,
     clock: fn() -> u64,
+    /// no call before this, as the market asked
+    not_before: Arc<Mutex<Option<Instant>>>,
 }
 
 impl fmt::Debug for MarketClient {
@@ -98,6 +104,7 @@ impl MarketClient {
             market,
             signer,
             clock: wall_clock,
+            not_before: Arc::default(),
         })
     }
 
@@ -128,6 +135,7 @@ impl MarketClient {
 
     /// The market's clock.
     pub async fn time(&self) -> Result<Time, ClientError> {
+        self.rested().await;
         let url = self.url(&["v1", "time"]);
         let answer = self.http.get(url).timeout(CALL_TIMEOUT).send().await;
         let answer = answer.map_err(|source| self.unreachable(source))?;
@@ -171,7 +179,16 @@ impl MarketClient {
         url
     }
 
+    /// Waits until the market wants to be called again.
+    async fn rested(&self) {
+        let not_before = *self.not_before.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(not_before) = not_before {
+            tokio::time::sleep_until(not_before.into()).await;
+        }
+    }
+
     async fn send(&self, request: Request<'_>) -> Result<Response, ClientError> {
+        self.rested().await;
         let mut url = self.url(&request.path);
         if let Some(after) = request.after {
             url.query_pairs_mut().append_pair("after", &after.to_string());
@@ -234,6 +251,11 @@ impl MarketClient {
 
     async fn refused(&self, answer: Response) -> ClientError {
         let (market, status) = (self.market.clone(), answer.status());
+        let retry_after = retry_after(&answer);
+        if let Some(after) = retry_after.filter(|_| status == StatusCode::TOO_MANY_REQUESTS) {
+            let not_before = Instant::now() + after.min(LONGEST_REST);
+            *self.not_before.lock().unwrap_or_else(PoisonError::into_inner) = Some(not_before);
+        }
         // Something between here and the market may answer with a page: only the market's own words are shown.
         let body = self.body(answer).await.unwrap_or_default();
         if status == StatusCode::CONFLICT
@@ -255,6 +277,7 @@ impl MarketClient {
             status: status.as_u16(),
             reason,
             message,
+            retry_after,
         }
     }
 
@@ -424,6 +447,12 @@ impl<'a> Request<'a> {
         self.bearer = Some(token);
         self
     }
+}
+
+/// `Retry-After` in seconds; as a date, which no market sends, it is passed over.
+fn retry_after(answer: &Response) -> Option<Duration> {
+    let value = answer.headers().get(header::RETRY_AFTER)?;
+    value.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
 }
 
 fn wall_clock() -> u64 {

@@ -6,9 +6,14 @@ use std::{
 };
 
 use kvasir_wire::trust::PublicKey;
+use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
-use super::{refused::Refused, signed::Signed};
+use super::{
+    limit::{Limiter, RateLimits},
+    refused::Refused,
+    signed::Signed,
+};
 use crate::{
     rules::RingState,
     store::{Need, Store, StoreError, View},
@@ -42,6 +47,7 @@ pub struct Market {
     store: Arc<Store>,
     tickets: TicketKey,
     admission: Admission,
+    limiter: Limiter,
     draining: watch::Sender<bool>,
 }
 
@@ -51,12 +57,30 @@ impl Market {
     /// # Errors
     /// [`StoreError`] when the store fails.
     pub async fn new(store: Store, admission: Admission) -> Result<Arc<Self>, StoreError> {
+        Market::with_rates(store, admission, RateLimits::default()).await
+    }
+
+    /// The same with other rates for its callers.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store fails.
+    pub async fn with_rates(store: Store, admission: Admission, rates: RateLimits) -> Result<Arc<Self>, StoreError> {
         Ok(Arc::new(Market {
             tickets: store.ticket_key().await?,
             store: Arc::new(store),
             admission,
+            limiter: Limiter::new(rates),
             draining: watch::Sender::new(false),
         }))
+    }
+
+    /// Adds its metrics to those of whoever serves it.
+    pub fn register(&self, registry: &mut Registry) {
+        self.limiter.register(registry);
+    }
+
+    pub(super) fn limiter(&self) -> &Limiter {
+        &self.limiter
     }
 
     /// Its database.

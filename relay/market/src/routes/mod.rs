@@ -20,8 +20,10 @@
 //! | `GET /v1/ledger` | a node or an owner | → `Ledger` |
 //!
 //! The two polls answer as soon as there is something, and wait at most `wait` seconds (25 when absent, and no more).
-//! Refusals carry a `Refusal` as JSON.
+//! Refusals carry a `Refusal` as JSON. Whoever calls too often gets a 429 that says so, with `Retry-After`; a server that
+//! inserts `ConnectInfo` into its requests has that for callers without a key too.
 
+mod limit;
 mod market;
 mod refused;
 mod signed;
@@ -39,12 +41,13 @@ use axum::{
 use kvasir_wire::noise::Role;
 use serde::{Deserialize, Serialize};
 
+pub use limit::{Rate, RateLimits};
 pub use market::{Admission, LONG_POLL, Market};
 use refused::Refused;
 use signed::Signed;
 
 use crate::{
-    auth::{AuthError, InviteGranted, InviteToken, TicketGranted},
+    auth::{AuthError, Credentials, InviteGranted, InviteToken, TicketGranted},
     store::{Need, wall_clock},
     ticket::{TICKET_LIFE_MS, Ticket},
     types::{
@@ -80,9 +83,39 @@ pub fn router(market: Arc<Market>) -> Router {
         .route("/v1/rings/{ring}/positions", post(positions))
         .route("/v1/rings/{ring}/tickets", post(ticket))
         .route("/v1/rings/{ring}/status", get(status))
-        .with_state(market)
+        .with_state(market.clone())
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(middleware::from_fn(to_the_end))
+        .layer(middleware::from_fn_with_state(market, limited))
+}
+
+/// Counts the calls of strangers by their address. Those of keys are counted once the signature is found right.
+async fn limited(State(market): Shared, request: Request, next: Next) -> Response {
+    let limiter = market.limiter();
+    let key = Credentials::read(request.headers())
+        .ok()
+        .map(|credentials| credentials.key);
+    let address = limit::address(request.extensions(), request.headers());
+    let heard = match (address, key) {
+        (None, _) => Ok(()),
+        (Some(address), Some(key)) => limiter.heard(key, address),
+        (Some(address), None) => limiter.strange(address),
+    };
+    if let Err(limited) = heard {
+        return Refused::from(limited).into_response();
+    }
+    let answer = next.run(request).await;
+    match (answer.status(), address, key) {
+        (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, Some(address), Some(_)) => {
+            let strange = limiter.strange(address);
+            strange.map_or_else(|limited| Refused::from(limited).into_response(), |()| answer)
+        }
+        (status, _, Some(key)) if status.is_success() => {
+            limiter.let_in(key);
+            answer
+        }
+        _ => answer,
+    }
 }
 
 /// What changes the market goes on when its caller hangs up: who waits for the change is told of it all the same.

@@ -3,10 +3,11 @@
 use axum::{
     Json,
     extract::rejection::BytesRejection,
-    http::StatusCode,
+    http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
 
+use super::limit::Limited;
 use crate::{
     auth::AuthError,
     rules::RuleError,
@@ -25,6 +26,8 @@ pub(super) enum Refused {
     Body(String),
     #[error("this market takes rings of owners that it knows: ask whoever runs it to add your key")]
     OwnerNotAdmitted,
+    #[error(transparent)]
+    Limited(#[from] Limited),
     #[error("the market has no random bytes for a token")]
     NoRandomness,
     #[error("the market was interrupted")]
@@ -49,6 +52,7 @@ impl Refused {
             Refused::Store(error) => error.reason(),
             Refused::Unread(_) | Refused::Body(_) => "BadRequest",
             Refused::OwnerNotAdmitted => "OwnerNotAdmitted",
+            Refused::Limited(limited) => limited.reason(),
             Refused::NoRandomness => "NoRandomness",
             Refused::Interrupted => "Interrupted",
         }
@@ -59,6 +63,7 @@ impl Refused {
             Refused::Unread(rejection) => rejection.status(),
             Refused::Body(_) => StatusCode::BAD_REQUEST,
             Refused::OwnerNotAdmitted => StatusCode::FORBIDDEN,
+            Refused::Limited(_) => StatusCode::TOO_MANY_REQUESTS,
             Refused::NoRandomness | Refused::Interrupted => StatusCode::INTERNAL_SERVER_ERROR,
             Refused::Store(error) => match error {
                 StoreError::UnknownRing { .. } => StatusCode::NOT_FOUND,
@@ -92,8 +97,8 @@ fn auth_status(error: &AuthError) -> StatusCode {
 fn rule_status(error: &RuleError) -> StatusCode {
     match error.reason() {
         "UnknownRing" | "UnknownClaim" | "UnknownEpoch" | "UnknownWindows" => StatusCode::NOT_FOUND,
-        "Taken" | "Quota" | "Fenced" | "NotProposed" | "NotRelayed" => StatusCode::CONFLICT,
-        "Expired" | "Stalled" => StatusCode::GONE,
+        "Taken" | "Quota" | "Paused" | "Fenced" | "NotProposed" | "NotRelayed" => StatusCode::CONFLICT,
+        "Expired" | "Stalled" | "Absent" => StatusCode::GONE,
         "ForeignOwner" | "ForeignClaim" | "Unsigned" | "NotRank0" | "NotAtEdge" => StatusCode::FORBIDDEN,
         _ => StatusCode::UNPROCESSABLE_ENTITY,
     }
@@ -117,6 +122,10 @@ impl IntoResponse for Refused {
         } else {
             chain(&self)
         };
+        if let Refused::Limited(limited) = self {
+            let retry_after = [(header::RETRY_AFTER, limited.retry_after_s().to_string())];
+            return (status, retry_after, Json(Refusal { reason, message })).into_response();
+        }
         if let Refused::Store(StoreError::Rule(RuleError::Taken { open, .. })) = self {
             return (status, Json(TakenRefusal { reason, message, open })).into_response();
         }

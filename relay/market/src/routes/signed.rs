@@ -51,6 +51,7 @@ impl FromRequest<Arc<Market>> for Signed {
             body: &body,
         };
         credentials.check(&call, wall_clock())?;
+        state.limiter().signed(credentials.key)?;
         Ok(Signed { credentials, body })
     }
 }

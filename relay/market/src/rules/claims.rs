@@ -33,8 +33,8 @@ impl RingState {
     /// - What the process holds already is answered with the claim that holds it: a call may be repeated.
     ///
     /// # Errors
-    /// [`RuleError::Taken`] with what is open, [`RuleError::Fenced`], [`RuleError::Quota`], [`RuleError::TooLarge`],
-    /// [`RuleError::UnknownWindows`], [`RuleError::TooLong`] or [`RuleError::Withdrawn`].
+    /// [`RuleError::Taken`] with what is open, [`RuleError::Fenced`], [`RuleError::Paused`], [`RuleError::Quota`],
+    /// [`RuleError::TooLarge`], [`RuleError::UnknownWindows`], [`RuleError::TooLong`] or [`RuleError::Withdrawn`].
     pub fn claim(
         &mut self,
         now: Millis,
@@ -69,6 +69,7 @@ impl RingState {
         // Windows that nobody else may have are not hoarded, and its own are only taken back.
         let hoarded = fresh.iter().any(|w| !self.demand.reserved.contains_key(w));
         if hoarded {
+            self.not_paused(now, node)?;
             self.within_quota(by, fresh.len() as u32, &replaced)?;
         }
 
@@ -115,8 +116,8 @@ impl RingState {
     /// the claim back. Returns the seconds that the lease lasts from now.
     ///
     /// # Errors
-    /// [`RuleError::Fenced`], [`RuleError::Expired`], [`RuleError::Stalled`], [`RuleError::UnknownClaim`],
-    /// [`RuleError::ForeignClaim`], [`RuleError::BadHolder`], [`RuleError::WrongWindow`], [`RuleError::WrongModel`],
+    /// [`RuleError::Fenced`], [`RuleError::Expired`], [`RuleError::Stalled`], [`RuleError::Absent`],
+    /// [`RuleError::UnknownClaim`], [`RuleError::ForeignClaim`], [`RuleError::BadHolder`], [`RuleError::WrongWindow`], [`RuleError::WrongModel`],
     /// [`RuleError::TooLong`] or [`RuleError::Withdrawn`].
     pub fn report(
         &mut self,
@@ -159,6 +160,11 @@ impl RingState {
             self.end(id, Ending::Left);
         } else {
             self.note_unjoined(id, &report);
+            self.note_absence(now, id, &report);
+            if !self.leases.contains_key(&id) {
+                self.settle(now, relays);
+                return Err(self.why_over(id));
+            }
             self.renew(now, id, report);
         }
         self.settle(now, relays);
@@ -179,7 +185,10 @@ impl RingState {
     }
 
     /// Windows that the node may add to its claims that aren't ready; none when only memory limits it.
-    pub(super) fn window_limit(&self, node: PublicKey) -> Option<u32> {
+    pub(super) fn window_limit(&self, now: Millis, node: PublicKey) -> Option<u32> {
+        if self.paused(now, node).is_some() {
+            return Some(0);
+        }
         let failures = self.nodes.get(&node).map_or(0, |standing| standing.failures);
         allowed_windows(failures)
     }
@@ -210,6 +219,7 @@ impl RingState {
         }
         match self.ended.iter().find(|(ended, _)| *ended == id) {
             Some((_, Ending::Stalled)) => RuleError::Stalled { id },
+            Some((_, Ending::Absent)) => RuleError::Absent { id },
             _ => RuleError::Expired { id },
         }
     }

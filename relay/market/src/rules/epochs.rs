@@ -8,7 +8,7 @@ use kvasir_plan::{Holder, Rank, RankManifest};
 use kvasir_wire::trust::{PublicKey, SignedManifest};
 use serde::{Deserialize, Serialize};
 
-use super::{Earner, EpochAccount, Millis, RingState, RuleError, invariants, links, ring::Lease};
+use super::{Earner, EpochAccount, Millis, RingState, RuleError, absence::Trial, invariants, links, ring::Lease};
 use crate::types::{EdgeRole, Proposal, TicketRequest};
 
 /// A manifest that rank 0 has to sign, and the claims that its ranks are.
@@ -102,6 +102,7 @@ impl RingState {
             trusted: self.demand.trusted_ends,
             earners: claims.iter().filter_map(earner).collect(),
         };
+        self.try_out(Trial::of(&manifest, &claims));
         self.published = Some(Published {
             signed,
             manifest,

@@ -14,11 +14,14 @@
 //! - **R9** Epochs only grow, and one epoch never names two manifests: what is published was proposed.
 //! - **R10** Each claim of an epoch earns floor(counter·rate/10⁶) in all, once, and nothing where the ends aren't the
 //!   owner's.
+//! - **R11** Epochs in which a node never came to its relay are counted once each, in order, and too many of them are
+//!   never on its account: the claim ended.
+//! - **R12** A node that is paused gets no claim on a window that another node could have and that it didn't hold.
 
 use kvasir_wire::trust::TrustError;
 
 use super::{
-    Credit, EpochAccount, RingState,
+    Credit, EpochAccount, RingState, absence,
     epochs::{Proposed, Published},
     ledger::worth,
 };
@@ -39,7 +42,7 @@ fn holds(rule: &'static str, held: bool, detail: impl FnOnce() -> String) -> Hel
     Err(Broken { rule, detail: detail() })
 }
 
-/// R1 to R3, R5, R6 and R8, of one state.
+/// R1 to R3, R5, R6, R8 and R11, of one state.
 pub(super) fn check(state: &RingState) -> Held {
     if state.withdrawn {
         return holds("R3", state.leases.is_empty(), || {
@@ -49,6 +52,7 @@ pub(super) fn check(state: &RingState) -> Held {
     windows(state)?;
     waiting(state)?;
     generations(state)?;
+    missed(state)?;
     if let Some(proposed) = &state.proposed {
         proposal(state, proposed)?;
     }
@@ -116,6 +120,17 @@ fn generations(state: &RingState) -> Held {
     })
 }
 
+fn missed(state: &RingState) -> Held {
+    for (node, standing) in &state.nodes {
+        let epochs: Vec<u64> = standing.missed.iter().map(|missed| missed.epoch).collect();
+        let in_order = epochs.is_sorted_by(|a, b| a < b) && epochs.last().is_none_or(|last| *last <= state.epoch);
+        holds("R11", in_order && epochs.len() < absence::MISSES, || {
+            format!("node {node} was missing in epochs {epochs:?}")
+        })?;
+    }
+    Ok(())
+}
+
 fn proposal(state: &RingState, proposed: &Proposed) -> Held {
     let Proposed { proposal, claims } = proposed;
     let manifest = &proposal.manifest;
@@ -175,7 +190,7 @@ pub(super) fn check_signed(state: &RingState) -> Held {
     )
 }
 
-/// R3, R4 and R9, of two states that follow one another.
+/// R3, R4, R9 and R12, of two states that follow one another.
 #[cfg(test)]
 pub(super) fn check_step(before: &RingState, after: &RingState) -> Held {
     let grown = before.epoch <= after.epoch && before.generation <= after.generation;
@@ -190,6 +205,19 @@ pub(super) fn check_step(before: &RingState, after: &RingState) -> Held {
     holds("R4", fenced.is_none(), || {
         format!("claim {fenced:?} went to a replaced process")
     })?;
+    for lease in new.filter_map(|id| after.leases.get(id)) {
+        // it was claimed just now
+        let paused = before.paused(lease.renewed_at, lease.node).is_some();
+        let held = |window: u32| {
+            let mut leases = before.leases.values();
+            leases.any(|old| old.node == lease.node && old.windows.holds(window))
+        };
+        let mut windows = lease.windows.windows();
+        let gained = windows.find(|window| !after.demand.reserved.contains_key(window) && !held(*window));
+        holds("R12", !paused || gained.is_none(), || {
+            format!("node {} is paused and has got window {gained:?}", lease.node)
+        })?;
+    }
     if let (Some(old), Some(new)) = (&before.proposed, &after.proposed) {
         let (old, new) = (&old.proposal.manifest, &new.proposal.manifest);
         holds("R9", old.epoch < new.epoch || old == new, || {

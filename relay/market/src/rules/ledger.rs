@@ -122,6 +122,9 @@ impl RingState {
         if current == Some(report.epoch) {
             self.take_queued(now, Some(report.queued));
         }
+        if current == Some(report.epoch) && report.committed > account.committed {
+            self.note_home();
+        }
         let credits = account.commit(report.committed);
         debug_assert_eq!(super::invariants::check_credits(account, &credits), Ok(()));
         Ok(credits)

@@ -16,7 +16,7 @@ impl RingState {
             source: self.demand.source.clone(),
             template: self.demand.template.clone(),
             windows: self.windows(now, Some(node)),
-            limit: self.window_limit(node),
+            limit: self.window_limit(now, node),
         })
     }
 

@@ -8,11 +8,13 @@
 //! - `ring`: the state, the demand, what time does to claims
 //! - `claims`: claim, report, leave
 //! - `epochs`: assembly, proposal, publication; `links` chooses how edges are reached
+//! - `absence`: stages that hold a window and never come to their relay
 //! - `ledger`: positions to credit; `reward`: what a window pays
 //! - `map`: offers and status
 //! - `choose`: a node's side: which run to claim
 //! - `invariants`: what always holds, numbered
 
+mod absence;
 mod choose;
 mod claims;
 mod epochs;

@@ -3,6 +3,7 @@
 use kvasir_plan::LayerRange;
 use kvasir_wire::trust::{PublicKey, TrustError};
 
+use super::absence::MISSES;
 use crate::types::{OfferedWindow, Run};
 
 /// Why a claim ended, or why a command is refused.
@@ -98,6 +99,23 @@ pub enum RuleError {
         /// claim named
         id: u64,
     },
+    /// its stage never came to the relay
+    #[error(
+        "claim {id} was lost, its stage never came to the relay in {MISSES} epochs: see that this machine reaches the \
+         relay, and then claim again"
+    )]
+    Absent {
+        /// claim named
+        id: u64,
+    },
+    /// the node lost a claim so, a while ago
+    #[error(
+        "this node never came to the relay and gets no window here for another {for_s} s: see that it reaches the relay"
+    )]
+    Paused {
+        /// seconds left
+        for_s: u64,
+    },
     /// a newer process of the same node took over
     #[error("process {instance} was replaced by a newer one: stop it")]
     Fenced {
@@ -192,6 +210,8 @@ impl RuleError {
             RuleError::ForeignClaim { .. } => "ForeignClaim",
             RuleError::Expired { .. } => "Expired",
             RuleError::Stalled { .. } => "Stalled",
+            RuleError::Absent { .. } => "Absent",
+            RuleError::Paused { .. } => "Paused",
             RuleError::Fenced { .. } => "Fenced",
             RuleError::WrongWindow { .. } => "WrongWindow",
             RuleError::WrongModel { .. } => "WrongModel",

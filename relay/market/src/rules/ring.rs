@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Millis, RuleError,
+    absence::{LONGEST_PAUSE, Missed, Trial},
     epochs::{Proposed, Published},
     invariants,
 };
@@ -67,6 +68,9 @@ pub struct RingState {
     pub(super) published: Option<Published>,
     /// pairs of claims, predecessor first, that could not be joined by a direct link
     pub(super) unjoined: Vec<(u64, u64)>,
+    /// the epochs that were published last, oldest first
+    #[serde(default)]
+    pub(super) trials: VecDeque<Trial>,
 }
 
 /// A claim as it is kept.
@@ -106,6 +110,8 @@ pub(super) enum Ending {
     Expired,
     /// it made no progress
     Stalled,
+    /// its stage never came to the relay, epoch after epoch
+    Absent,
     /// a larger claim of the process or a newer process is in its place
     Replaced,
     /// its node gave it back
@@ -122,6 +128,15 @@ pub(super) struct Standing {
     pub(super) failures: u32,
     /// processes that newer ones took over from, oldest first: they keep what is waited for, and get nothing more
     pub(super) replaced: VecDeque<String>,
+    /// epochs in which it never came to the relay, since something came home
+    #[serde(default)]
+    pub(super) missed: Vec<Missed>,
+    /// claims that it lost so, since something came home
+    #[serde(default)]
+    pub(super) absences: u32,
+    /// it gets no window that others could have before this
+    #[serde(default)]
+    pub(super) paused_until: Millis,
 }
 
 impl Lease {
@@ -189,6 +204,7 @@ impl RingState {
             proposed: None,
             published: None,
             unjoined: Vec::new(),
+            trials: VecDeque::new(),
         };
         state.take_queued(now, state.demand.queued);
         Ok(state)
@@ -222,7 +238,7 @@ impl RingState {
             self.drop_unreserved();
         } else {
             self.rewindow(now, &old.template);
-            (self.proposed, self.published) = (None, None);
+            self.unpublish();
         }
         self.settle(now, relays);
         Ok(())
@@ -240,8 +256,13 @@ impl RingState {
         for id in ids {
             self.end(id, Ending::Withdrawn);
         }
-        (self.proposed, self.published) = (None, None);
+        self.unpublish();
         Ok(())
+    }
+
+    fn unpublish(&mut self) {
+        (self.proposed, self.published) = (None, None);
+        self.trials.clear();
     }
 
     /// Whether the owner took it off the market.
@@ -267,6 +288,12 @@ impl RingState {
         }
         for since in self.uncovered_since.iter_mut().flatten() {
             *since = now.min(*since);
+        }
+        for standing in self.nodes.values_mut() {
+            standing.paused_until = standing.paused_until.min(now.saturating_add(LONGEST_PAUSE));
+            for missed in &mut standing.missed {
+                missed.at = missed.at.min(now);
+            }
         }
         self.queued_at = now;
     }
@@ -380,7 +407,15 @@ impl RingState {
             let holds = |node: &PublicKey| self.leases.values().any(|lease| lease.node == *node);
             let idle = |node: &PublicKey| !holds(node);
             let forgettable = self.nodes.iter().filter(|(node, _)| idle(node));
-            let least = forgettable.min_by_key(|(_, standing)| (standing.failures, standing.replaced.len()));
+            let least = forgettable.min_by_key(|(_, standing)| {
+                let Standing {
+                    absences,
+                    failures,
+                    replaced,
+                    ..
+                } = standing;
+                (*absences, *failures, replaced.len())
+            });
             if let Some(node) = least.map(|(node, _)| *node) {
                 self.nodes.remove(&node);
             }
@@ -419,7 +454,7 @@ impl RingState {
         }
         self.ended.push_back((id, ending));
         let failed = match ending {
-            Ending::Expired | Ending::Stalled => true,
+            Ending::Expired | Ending::Stalled | Ending::Absent => true,
             Ending::Left => !lease.ready(),
             Ending::Replaced | Ending::Withdrawn => false,
         };

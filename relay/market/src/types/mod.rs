@@ -42,6 +42,19 @@ pub struct StageReport {
     /// edge of `lost_epoch` that never came up for this stage, if that was it: from this rank to the next
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_edge: Option<u32>,
+    /// which end of `lost_edge` never came to the relay that it goes over, if that was it
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost_end: Option<LostEnd>,
+}
+
+/// The end of a relayed edge that never came, as a stage at the edge sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum LostEnd {
+    /// the stage's own: it did not reach the relay
+    Own,
+    /// its neighbour's: the stage waited for it at the relay
+    Other,
 }
 
 /// How a stage can be reached: dialled directly by who names the same network, else over a relay.

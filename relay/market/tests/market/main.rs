@@ -8,6 +8,7 @@ mod client;
 mod crash;
 mod forming;
 mod ledger;
+mod rates;
 mod relays;
 mod trust;
 mod world;

@@ -1,12 +1,13 @@
 //! A market on a store of its own, an owner, nodes, and a ring of three windows.
 
 use std::{
+    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use kvasir_market::{
-    Admission, Limits, Market, MarketClient, RingClient, Store,
+    Admission, Limits, Market, MarketClient, RateLimits, RingClient, Store,
     auth::Signer,
     router,
     types::{
@@ -67,7 +68,8 @@ pub(crate) async fn serve(router: axum::Router) -> (String, tokio::task::JoinHan
     let _ = rustls::crypto::ring::default_provider().install_default();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    let service = router.into_make_service_with_connect_info::<SocketAddr>();
+    let server = tokio::spawn(async move { axum::serve(listener, service).await.unwrap() });
     (url, server)
 }
 
@@ -78,8 +80,13 @@ impl World {
     }
 
     pub(crate) async fn with_limits(kind: Kind, limits: Limits) -> Self {
+        World::with_rates(kind, limits, RateLimits::default()).await
+    }
+
+    pub(crate) async fn with_rates(kind: Kind, limits: Limits, rates: RateLimits) -> Self {
         let place = Place::new(kind);
-        let market = Market::new(place.store(limits).await, Admission::Anyone).await.unwrap();
+        let store = place.store(limits).await;
+        let market = Market::with_rates(store, Admission::Anyone, rates).await.unwrap();
         let (url, server) = serve(router(market.clone())).await;
         World {
             kind,
@@ -191,6 +198,7 @@ impl World {
             lost_epoch: None,
             lost_reason: None,
             lost_edge: None,
+            lost_end: None,
         }
     }
 

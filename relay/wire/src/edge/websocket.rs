@@ -3,6 +3,8 @@
 //! Pings of the relay are answered whenever the stream is read, so also while the edge is idle or waits for its peer. How
 //! the relay ended the leg comes out of the stream as an [`io::Error`] that holds a [`LegError`].
 
+mod proxy;
+
 use std::{
     io,
     path::{Path, PathBuf},
@@ -34,6 +36,7 @@ use tokio_tungstenite::{
     },
 };
 
+use self::proxy::Proxies;
 use super::{EdgeError, Role, tune};
 use crate::leg::{Close, EDGE_PATH, MAX_MESSAGE, SUBPROTOCOL, role_byte};
 
@@ -95,6 +98,14 @@ pub enum LegError {
     /// this stage has no way to relays
     #[error("this stage takes no relayed edges: it has no tickets")]
     NoRelays,
+    /// the proxy on the way doesn't let the leg through
+    #[error("the proxy {proxy} does not pass the leg on to the relay: {detail}; NO_PROXY names hosts that need none")]
+    Proxy {
+        /// its host and port
+        proxy: String,
+        /// what went wrong
+        detail: String,
+    },
     /// it isn't a relay
     #[error("no WebSocket with the relay: {detail}")]
     NotARelay {
@@ -125,6 +136,7 @@ impl LegError {
             LegError::NoTicket { .. } => "NoTicket",
             LegError::OtherRelay { .. } => "WrongRelay",
             LegError::NoRelays => "NoRelays",
+            LegError::Proxy { .. } => "ProxyRefused",
             LegError::NotARelay { .. } => "NotARelay",
             LegError::Closed(close) => close.reason(),
             LegError::ClosedOtherwise { .. } => "LegClosed",
@@ -140,6 +152,7 @@ impl LegError {
             LegError::Closed(close) => close.retryable(),
             LegError::Tls { .. }
             | LegError::OtherRelay { .. }
+            | LegError::Proxy { .. }
             | LegError::NotARelay { .. }
             | LegError::ClosedOtherwise { .. } => true,
         }
@@ -152,10 +165,11 @@ impl From<LegError> for EdgeError {
     }
 }
 
-/// Dials relays: holds the certificate authorities that they are checked with.
+/// Dials relays: holds the certificate authorities that they are checked with, and the proxies on the way to them.
 #[derive(Clone)]
 pub struct RelayDialer {
     tls: Arc<ClientConfig>,
+    proxies: Option<Proxies>,
 }
 
 impl std::fmt::Debug for RelayDialer {
@@ -165,7 +179,8 @@ impl std::fmt::Debug for RelayDialer {
 }
 
 impl RelayDialer {
-    /// Trusts the system's authorities, and those in the file that [`CA_FILE_VARIABLE`] names.
+    /// Trusts the system's authorities, and those in the file that [`CA_FILE_VARIABLE`] names. Relays are reached through
+    /// the proxy that `HTTPS_PROXY`, `HTTP_PROXY` or `ALL_PROXY` names, but for the hosts of `NO_PROXY`.
     ///
     /// # Errors
     /// As [`RelayDialer::new`].
@@ -173,10 +188,13 @@ impl RelayDialer {
         let file = std::env::var_os(CA_FILE_VARIABLE)
             .filter(|file| !file.is_empty())
             .map(PathBuf::from);
-        RelayDialer::new(file.as_deref())
+        Ok(RelayDialer {
+            proxies: Some(Proxies::from_environment()),
+            ..RelayDialer::new(file.as_deref())?
+        })
     }
 
-    /// Trusts the system's authorities, and those in `extra`, a PEM file.
+    /// Trusts the system's authorities, and those in `extra`, a PEM file. No proxies.
     ///
     /// # Errors
     /// [`LegError::NoAuthorities`] when `extra` can't be read or holds none. A system without any is no error: its relays
@@ -206,7 +224,10 @@ impl RelayDialer {
             .with_root_certificates(roots)
             .with_no_client_auth();
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(RelayDialer { tls: Arc::new(tls) })
+        Ok(RelayDialer {
+            tls: Arc::new(tls),
+            proxies: None,
+        })
     }
 
     /// Dials the relay at `url` (`https://…` or `http://…`), shows the `ticket`, and says the role.
@@ -220,10 +241,14 @@ impl RelayDialer {
             source: Arc::new(source),
         };
         let dialled = async {
-            let tcp = TcpStream::connect((target.host(), target.port))
-                .await
-                .and_then(|tcp| tune(&tcp).map(|()| tcp))
-                .map_err(unreachable)?;
+            let proxy = self.proxies.as_ref().and_then(|proxies| proxies.of(&target));
+            let tcp = match proxy {
+                Some(proxy) => proxy.connect(&target).await?,
+                None => TcpStream::connect((target.host(), target.port))
+                    .await
+                    .map_err(unreachable)?,
+            };
+            tune(&tcp).map_err(unreachable)?;
             let transport = if target.tls {
                 let name = ServerName::try_from(target.host().to_owned()).map_err(|_| LegError::BadUrl)?;
                 let connector = TlsConnector::from(Arc::clone(&self.tls));

@@ -1,5 +1,6 @@
 //! Rings of a few windows, nodes with keys made once, and one driver that applies commands and checks every invariant.
 
+mod absence;
 mod claims;
 mod epochs;
 mod ledger;
@@ -186,6 +187,7 @@ impl Market {
             lost_epoch: None,
             lost_reason: None,
             lost_edge: None,
+            lost_end: None,
         }
     }
 
@@ -201,6 +203,39 @@ impl Market {
     fn report_as(&mut self, number: usize, instance: &str, claim: &Claim, state: StageState) -> Result<u32, RuleError> {
         let report = self.report_of(number, instance, claim.windows, state);
         self.send(number, claim.id, report)
+    }
+
+    /// The stage of a claim never came in the published epoch: its neighbours say so, and it itself if it `admits`.
+    fn without(&mut self, id: u64, admits: bool) {
+        let Some(published) = &self.ring.published else {
+            return;
+        };
+        let (epoch, claims) = (published.manifest.epoch, published.claims.clone());
+        let Some(rank) = claims.iter().position(|claim| *claim == id) else {
+            return;
+        };
+        let (count, own) = (claims.len(), rank as u32);
+        let before = (rank + count - 1) % count;
+        let mut words = vec![
+            (claims[before], before as u32, LostEnd::Other),
+            (claims[(rank + 1) % count], own, LostEnd::Other),
+        ];
+        words.extend(admits.then_some((id, own, LostEnd::Own)));
+        for (by, edge, end) in words {
+            self.say(by, epoch, edge, end);
+        }
+    }
+
+    /// A claim's stage says which end of an edge never came.
+    fn say(&mut self, by: u64, epoch: u64, edge: u32, end: LostEnd) {
+        let Some(lease) = self.ring.leases.get(&by).cloned() else {
+            return;
+        };
+        let number = (0..NODES).find(|number| node(*number) == lease.node).unwrap();
+        let mut report = self.report_of(number, &lease.instance, lease.windows, ready());
+        (report.lost_epoch, report.lost_edge, report.lost_end) = (Some(epoch), Some(edge), Some(end));
+        // a stage that is gone by its neighbour's word is told so
+        let _ = self.send(number, by, report);
     }
 
     fn leave(&mut self, number: usize, claim: &Claim) -> Result<(), RuleError> {

@@ -17,7 +17,13 @@ enum Step {
         state: StageState,
         lost: bool,
         edge: Option<u32>,
+        end: Option<LostEnd>,
         direct: bool,
+    },
+    /// a stage of the published epoch never comes: what its neighbours say, and it itself
+    Absent {
+        nth: usize,
+        admits: bool,
     },
     ReportOver {
         node: usize,
@@ -59,13 +65,17 @@ fn step() -> impl Strategy<Value = Step> {
         state,
         proptest::bool::weighted(0.1),
         proptest::option::of(0..5_u32),
+        proptest::option::of(prop_oneof![Just(LostEnd::Own), Just(LostEnd::Other)]),
         any::<bool>(),
     );
     prop_oneof![
         10 => (0..6_usize, 0..3_u8, 0..5_u32, 1..4_u32).prop_map(|(node, instance, start, length)| {
             Step::Claim { node, instance, start, length }
         }),
-        16 => report.prop_map(|(nth, state, lost, edge, direct)| Step::Report { nth, state, lost, edge, direct }),
+        16 => report.prop_map(|(nth, state, lost, edge, end, direct)| {
+            Step::Report { nth, state, lost, edge, end, direct }
+        }),
+        3 => (0..8_usize, any::<bool>()).prop_map(|(nth, admits)| Step::Absent { nth, admits }),
         1 => (0..6_usize, 0..3_u8, 0..20_u64).prop_map(|(node, instance, id)| Step::ReportOver { node, instance, id }),
         1 => (0..8_usize).prop_map(|nth| Step::Leave { nth }),
         6 => Just(Step::Publish),
@@ -118,6 +128,7 @@ fn apply(market: &mut Market, signed: &mut Vec<SignedManifest>, step: Step) {
             state,
             lost,
             edge,
+            end,
             direct,
         } => {
             let Some((id, lease)) = nth_lease(market, nth) else {
@@ -126,7 +137,7 @@ fn apply(market: &mut Market, signed: &mut Vec<SignedManifest>, step: Step) {
             let number = number_of(lease.node);
             let mut report = market.report_of(number, &lease.instance, lease.windows, state);
             report.lost_epoch = market.status().epoch.filter(|_| lost);
-            report.lost_edge = edge;
+            (report.lost_edge, report.lost_end) = (edge, end);
             if direct {
                 let [network, address] = ["rack".to_owned(), format!("10.0.0.{number}:4000")];
                 report.reach = Reach {
@@ -135,6 +146,11 @@ fn apply(market: &mut Market, signed: &mut Vec<SignedManifest>, step: Step) {
                 };
             }
             let _ = market.send(number, id, report);
+        }
+        Step::Absent { nth, admits } => {
+            if let Some((id, _)) = nth_lease(market, nth) {
+                market.without(id, admits);
+            }
         }
         Step::ReportOver { node, instance, id } => {
             let report = market.report_of(node, &format!("{node}-{instance}"), Run { start: 1, end: 2 }, ready());
