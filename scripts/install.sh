@@ -96,7 +96,8 @@ fi
 
 if for_ phone test && [ ! -x "$cache/zig-$zig/ziglang/zig" ]; then
   echo "install: zig $zig, into $cache"
-  python3 -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target "$cache/zig-$zig" "ziglang==$zig"
+  PIP_ROOT_USER_ACTION=ignore \
+    python3 -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target "$cache/zig-$zig" "ziglang==$zig"
 fi
 
 # Only nginx's program is wanted: its package would start a web server on port 80.
