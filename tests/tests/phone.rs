@@ -163,11 +163,19 @@ impl Site {
         };
         let mut run = stage("run");
         // on a network of its own, so that all its edges are the relay's
-        run.args(["--network", "mobile", "--threads", "1", "--market", &self.relay, "--owner"])
-            .arg(of_link("owner="))
-            .arg("--key")
-            .arg(self.path("phone.key"))
-            .env("KVASIR_TOKEN", of_link("token="));
+        run.args([
+            "--network",
+            "mobile",
+            "--threads",
+            "1",
+            "--market",
+            &self.relay,
+            "--owner",
+        ])
+        .arg(of_link("owner="))
+        .arg("--key")
+        .arg(self.path("phone.key"))
+        .env("KVASIR_TOKEN", of_link("token="));
         self.run(&mut run, "phone.log");
         let api = Client::new(self.api);
         wait_until("the ring is ready", FORMS, || {
@@ -190,7 +198,9 @@ impl Site {
         let body = json!({
             "prompt": prompt, "max_tokens": ANSWER, "temperature": 0, "logprobs": LIKELIEST, "ignore_eos": true,
         });
-        let answer = Client::new(self.api).send("POST", "/v1/completions", Some(&body)).unwrap();
+        let answer = Client::new(self.api)
+            .send("POST", "/v1/completions", Some(&body))
+            .unwrap();
         let status = answer.status;
         let mut body = answer.json();
         assert_eq!(status, 200, "{body}\n{}", self.logs());
@@ -252,7 +262,10 @@ fn compare(ring: &Value, whole: &[f64], tokens: &HashMap<String, LlamaToken>) ->
         rest_of_ring -= got.exp();
         counted += 1;
     }
-    assert!(counted + 4 >= LIKELIEST, "{counted} tokens of {ring} have names of their own");
+    assert!(
+        counted + 4 >= LIKELIEST,
+        "{counted} tokens of {ring} have names of their own"
+    );
     if rest_of_whole > 0.0 && rest_of_ring > 0.0 {
         divergence += rest_of_whole * (rest_of_whole / rest_of_ring).ln();
     }
@@ -290,7 +303,12 @@ fn a_ring_with_a_phone_in_its_middle_computes_the_whole_models_logits_within_the
         let (mut fed, mut position) = (prompt.to_vec(), 0);
         for (step, token) in answer["tokens"].as_array().unwrap().iter().enumerate() {
             let distance = compare(&likeliest[step], &logprobs(&mut context, &fed, position), &by_name);
-            println!("prompt of {}, step {step}: KL {:.1e}, {:.1e}", prompt.len(), distance.0, distance.1);
+            println!(
+                "prompt of {}, step {step}: KL {:.1e}, {:.1e}",
+                prompt.len(),
+                distance.0,
+                distance.1
+            );
             distances.push(distance);
             position += fed.len();
             fed = vec![by_name[token.as_str().unwrap()]];
