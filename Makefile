@@ -1,7 +1,7 @@
 # `make demo` shows a ring at work, `make test` runs every check. Both install what the machine lacks (scripts/install.sh).
 SHELL := bash
 .DEFAULT_GOAL := build
-.PHONY: build demo test models
+.PHONY: build demo test models phone
 
 export KVASIR_CACHE ?= $(HOME)/.cache/kvasir
 # outside the checkout, so that llama.cpp, which takes minutes, is built once for all checkouts
@@ -26,3 +26,8 @@ test:
 
 models:
 	scripts/models.sh smollm2 gemma3
+
+# bin/kvasir-aarch64, for Termux: docs/phones.md
+phone:
+	scripts/install.sh phone
+	scripts/phone.sh

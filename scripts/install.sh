@@ -1,13 +1,20 @@
 #!/usr/bin/env bash
-# Installs what this machine lacks, through apt: install.sh build | demo | test
+# Installs what this machine lacks, through apt, rustup and pip: install.sh build | demo | test | phone
 set -euo pipefail
 
-purpose=${1:?build, demo or test}
+purpose=${1:?build, demo, test or phone}
 cache=${KVASIR_CACHE:-$HOME/.cache/kvasir}
 oldest_rust=1.89
+# for phones: zig is compiler, linker, musl and libc++ in one, and comes as a Python package
+phone_target=aarch64-unknown-linux-musl zig=0.15.2
 
 die() { printf 'install: %s\n' "$*" >&2; exit 1; }
 have() { command -v "$1" >/dev/null; }
+for_() { # PURPOSE...: whether this is one of them
+  local any
+  for any in "$@"; do [ "$purpose" != "$any" ] || return 0; done
+  return 1
+}
 at_least() { # OLDEST VERSION
   printf '%s\n' "$1" "$2" | sort --check=quiet --version-sort
 }
@@ -52,6 +59,8 @@ if [ "$purpose" = test ]; then
   have sysctl || [ -x /usr/sbin/sysctl ] || missing+=(procps)
   # the tests start a server of their own; the package's own server, where it starts one, is left alone
   compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || missing+=(postgresql)
+  # runs the program for phones
+  have qemu-aarch64 || have qemu-aarch64-static || missing+=(qemu-user)
 fi
 
 rust=yes
@@ -64,6 +73,16 @@ if [ -z "$rust" ]; then
   have rustup && die "rustup is here, but no Rust $oldest_rust with clippy and rustfmt: run 'rustup update' first"
   missing+=(rustc-web cargo-web rust-web-clippy rustfmt-web)
 fi
+if for_ phone test; then
+  # the standard library for phones: rustup has it built, Debian has its source
+  if have rustup; then
+    rustup --quiet target add "$phone_target" || die "rustup can't fetch the standard library for $phone_target"
+  elif [ -z "$rust" ] || [ "$(rustc --print sysroot)" = /usr ]; then
+    [ -e /usr/lib/rustlib/src/rust/library/Cargo.toml ] || missing+=(rust-web-src)
+  elif [ ! -d "$(rustc --print sysroot)/lib/rustlib/$phone_target/lib" ]; then
+    die "this Rust is neither rustup's nor Debian's: put its standard library for $phone_target beside it"
+  fi
+fi
 
 if [ ${#missing[@]} -gt 0 ]; then
   have apt-get || die "there is no apt here; install these by hand: ${missing[*]}"
@@ -75,8 +94,14 @@ if [ ${#missing[@]} -gt 0 ]; then
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends "${missing[@]}"
 fi
 
+if for_ phone test && [ ! -x "$cache/zig-$zig/ziglang/zig" ]; then
+  echo "install: zig $zig, into $cache"
+  PIP_ROOT_USER_ACTION=ignore \
+    python3 -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target "$cache/zig-$zig" "ziglang==$zig"
+fi
+
 # Only nginx's program is wanted: its package would start a web server on port 80.
-if [ "$purpose" != build ] && ! have nginx && [ ! -x /usr/sbin/nginx ] && [ ! -x "$cache/nginx/usr/sbin/nginx" ]; then
+if for_ demo test && ! have nginx && [ ! -x /usr/sbin/nginx ] && [ ! -x "$cache/nginx/usr/sbin/nginx" ]; then
   echo "install: nginx, into $cache"
   update_lists
   folder=$(mktemp -d)

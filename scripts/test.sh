@@ -42,6 +42,7 @@ suite shell shellcheck scripts/*.sh .ci/run
 suite clippy cargo clippy "${cargo[@]}" --all-targets -- --deny warnings
 suite doc env RUSTDOCFLAGS='--deny warnings' cargo doc "${cargo[@]}" --no-deps
 suite build cargo build "${cargo[@]}" # the programs that the suites below start
+suite phone scripts/phone.sh # the program that tests/tests/phone.rs runs
 suite unit cargo test "${cargo[@]}" --lib --bins --no-fail-fast
 suite doctest cargo test "${cargo[@]}" --doc --no-fail-fast
 # rings have processes and deadlines of their own: one at a time

@@ -1,12 +1,13 @@
-//! The `kvasir` command line: runs a Ring on this machine, plans it, cuts windows, chats with it, measures it.
+//! The `kvasir` command line: runs a Ring on this machine, plans it, looks into models, cuts windows, chats, measures.
 //!
-//! One module per command (`up`, `plan`, `slice`, `chat`, `bench`, `join`, `invite`, `status`). `planned` reads a Ring and plans it, `local` is a
-//! ring of processes on this machine, `supervise` keeps child processes, `table` prints, `failure` says what went wrong
-//! and with which exit code.
+//! One module per command (`up`, `plan`, `inspect`, `slice`, `chat`, `bench`, `join`, `invite`, `status`). `planned` reads
+//! a Ring and plans it, `local` is a ring of processes on this machine, `supervise` keeps child processes, `table` prints,
+//! `failure` says what went wrong and with which exit code.
 
 pub mod bench;
 pub mod chat;
 pub mod failure;
+pub mod inspect;
 pub mod invite;
 pub mod join;
 mod local;
@@ -36,6 +37,7 @@ struct Cli {
 enum Command {
     Up(up::Up),
     Plan(plan::Plan),
+    Inspect(inspect::Inspect),
     Slice(slice::Slice),
     Chat(chat::Chat),
     Bench(bench::BenchCommand),
@@ -90,6 +92,7 @@ async fn block_on(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Up(up) => up.run().await,
         Command::Plan(plan) => plan.run().await,
+        Command::Inspect(inspect) => inspect.run().await,
         Command::Slice(slice) => slice.run().await,
         Command::Chat(chat) => chat.run().await,
         Command::Bench(bench) => bench.run().await,

@@ -93,7 +93,7 @@ impl RingArgs {
 
 /// Cuts layers of so many bytes into `stages` windows that are as alike as whole layers allow; the last one starts at
 /// `last_start` or before.
-fn even_windows(bytes: &[u64], last_start: u32, stages: u32) -> anyhow::Result<Vec<LayerRange>> {
+pub(crate) fn even_windows(bytes: &[u64], last_start: u32, stages: u32) -> anyhow::Result<Vec<LayerRange>> {
     let most = last_start + 1;
     ensure!(
         stages <= most,

@@ -125,7 +125,7 @@ impl FromStr for Layers {
     }
 }
 
-fn parse_source(text: &str) -> Result<ModelSource, String> {
+pub(crate) fn parse_source(text: &str) -> Result<ModelSource, String> {
     if text.starts_with("http://") || text.starts_with("https://") {
         return Ok(ModelSource::Http { url: text.to_owned() });
     }

@@ -653,7 +653,7 @@ fn chat_repeats_the_endpoints_own_words_when_it_refuses_or_breaks_off() {
 
 #[test]
 fn every_flag_says_what_it_does_and_which_variable_sets_it() {
-    for command in ["up", "plan", "slice", "chat", "bench", "bench relay"] {
+    for command in ["up", "plan", "inspect", "slice", "chat", "bench", "bench relay"] {
         let words: Vec<&str> = command.split(' ').chain(["-h"]).collect();
         let help = prints(&words);
         let flags = help
