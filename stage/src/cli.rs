@@ -2,6 +2,7 @@
 //! market.
 
 mod fetch;
+mod health;
 mod join;
 mod run;
 mod window;
