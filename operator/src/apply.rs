@@ -128,7 +128,7 @@ pub async fn apply(
         refused.extend(put(context, spec, object, there).await?);
     }
     for (kind, name) in &changes.delete {
-        delete(context, spec, *kind, name, live).await?;
+        remove(context, spec, *kind, name, live).await?;
     }
     Ok((wanted.applied(), refused))
 }
@@ -186,11 +186,14 @@ async fn put(
     }
 }
 
-async fn delete(context: &Context, spec: &Spec, kind: Kind, name: &str, live: &Live) -> Result<(), Error> {
+/// Deletes a child, unless it was made anew meanwhile.
+///
+/// # Errors
+/// [`Error`].
+pub async fn remove(context: &Context, spec: &Spec, kind: Kind, name: &str, live: &Live) -> Result<(), Error> {
     let uid = live.get(kind, name).and_then(|there| there["metadata"]["uid"].as_str());
     let params = DeleteParams {
         propagation_policy: Some(PropagationPolicy::Background),
-        // not one that was made anew meanwhile
         preconditions: uid.map(|uid| Preconditions {
             uid: Some(uid.to_owned()),
             ..Preconditions::default()

@@ -24,6 +24,7 @@ pub mod market;
 pub mod metrics;
 pub mod model;
 pub mod names;
+pub mod offer;
 pub mod reader;
 pub mod release;
 pub mod run;

@@ -150,12 +150,17 @@ impl Markets {
         Ok(SecretString::from(granted.token))
     }
 
-    /// Forgets an owner, whose Ring is gone or asleep: a client holds connections and certificates.
-    pub fn forget(&self, owner: PublicKey, rings: &[String]) {
+    /// Lets go of an owner's connections, for a Ring that sleeps: a client holds certificates, too.
+    pub fn release(&self, owner: PublicKey) {
         self.clients
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .retain(|(_, known), _| *known != owner);
+    }
+
+    /// Forgets the rings of an owner, whose Ring is gone.
+    pub fn forget(&self, owner: PublicKey, rings: &[String]) {
+        self.release(owner);
         let mut told = self.lock();
         for ring in rings {
             told.remove(ring);

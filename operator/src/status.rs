@@ -89,7 +89,8 @@ pub fn status(observed: &Observed<'_>, _applied: &Resources<Applied>) -> RingSta
     let ready_stages = all.iter().filter(|stage| stage.told.ready).count() as i32;
     let layers = validated.profile.layer_count();
     let covered = covered(layers, observed);
-    let rings = stages::instances(&stages, observed.views, &observed.old.rings);
+    let holds = matches!(observed.switch, Switch::Hold { .. });
+    let rings = stages::instances(&stages, observed.views, &observed.old.rings, holds);
     let ready_rings = rings.iter().filter(|ring| ring.ready).count();
     let conditions = say(observed, &stages, ready_rings);
     RingStatus {

@@ -252,7 +252,8 @@ fn is_service_name(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_lowercase()) && !name.ends_with('-') && name.chars().all(plain)
 }
 
-fn relay(relay: Option<&Relay>, namespace: &str, settings: &Settings) -> Option<String> {
+/// The relay of a Ring: its own, or the one that the operator was installed with.
+pub fn relay(relay: Option<&Relay>, namespace: &str, settings: &Settings) -> Option<String> {
     let Some(relay) = relay else {
         return settings.relay().map(str::to_owned);
     };

@@ -62,8 +62,8 @@ pub fn stages(validated: &Validated, views: &[View], live: &Live) -> Vec<Vec<Sta
 }
 
 /// The rings as the Ring's status tells of them. What a market that doesn't answer said last stands: a ring that is up goes
-/// on without it.
-pub fn instances(stages: &[Vec<Stage>], views: &[View], before: &[RingInstance]) -> Vec<RingInstance> {
+/// on without it. While the plan before `holds`, its stages count, of which the market knows.
+pub fn instances(stages: &[Vec<Stage>], views: &[View], before: &[RingInstance], holds: bool) -> Vec<RingInstance> {
     let rings = stages.iter().zip(views).enumerate();
     rings
         .map(|(ordinal, (stages, view))| {
@@ -81,7 +81,7 @@ pub fn instances(stages: &[Vec<Stage>], views: &[View], before: &[RingInstance])
                 ordinal,
                 epoch,
                 // a pod that is gone is seen here before its neighbours have told the market
-                ready: ready && stages.iter().all(|stage| stage.told.ready || !stage.is_ours()),
+                ready: ready && (holds || stages.iter().all(|stage| stage.told.ready || !stage.is_ours())),
                 stages: stages.iter().map(|stage| stage.told.clone()).collect(),
             }
         })
