@@ -140,8 +140,9 @@ pub struct Resources<State> {
 }
 
 impl Resources<Prepared> {
-    /// The same, once every object is there.
-    pub(crate) fn applied(self) -> Resources<Applied> {
+    /// The same, once every object is there: for who has seen to that.
+    #[must_use]
+    pub fn applied(self) -> Resources<Applied> {
         Resources {
             objects: self.objects,
             demands: self.demands,

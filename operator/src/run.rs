@@ -40,11 +40,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         .await
         .with_context(|| format!("cannot listen on {}", settings.http_listen))?;
     let served = tokio::spawn(http::serve(listener, registry, is_reached, shutdown.clone()));
-    let worked = tokio::select! {
-        worked = work(settings, metrics, &reached, shutdown.clone()) => worked,
-        // nothing was begun yet that has to be ended
-        () = shutdown.cancelled(), if !*reached.borrow() => Ok(()),
-    };
+    let worked = work(settings, metrics, &reached, shutdown.clone()).await;
     shutdown.cancel();
     served.await??;
     worked
@@ -56,9 +52,10 @@ async fn work(
     reached: &watch::Sender<bool>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let client = Client::try_default().await.context("cannot reach the API server")?;
-    let version = client.apiserver_version().await.context("cannot reach the API server")?;
-    tracing::info!(kubernetes = version.git_version, "the API server answers");
+    let client = tokio::select! {
+        client = connected() => client.context("cannot reach the API server")?,
+        () = shutdown.cancelled() => return Ok(()),
+    };
     reached.send_replace(true);
     let leadership = if settings.leader_election {
         tokio::select! {
@@ -101,6 +98,13 @@ async fn work(
     }
     tracing::info!("the operator ends");
     Ok(())
+}
+
+async fn connected() -> Result<Client, kube::Error> {
+    let client = Client::try_default().await?;
+    let version = client.apiserver_version().await?;
+    tracing::info!(kubernetes = version.git_version, "the API server answers");
+    Ok(client)
 }
 
 fn stop_on_signals(shutdown: CancellationToken) -> anyhow::Result<()> {
