@@ -5,6 +5,7 @@ mod claim;
 mod config_map;
 mod demand;
 mod deployment;
+mod job;
 mod keys;
 mod pod;
 mod secret;
@@ -33,6 +34,7 @@ use crate::{
 };
 
 pub use deployment::{API_PORT, EDGE_PORT, HEALTH_PORT};
+pub use job::reader;
 pub use pod::{FETCH, STAGE};
 pub use secret::{NODE_KEY, OWNER_KEY, invite, owner};
 

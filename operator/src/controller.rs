@@ -226,6 +226,11 @@ async fn visit(ring: &Ring, context: &Context) -> Result<Action, Error> {
     let found = dereference(context, &spec).await?;
     let profile = match found.profile {
         Ok(profile) => profile,
+        Err(error) if error.is_pending() => {
+            let resolving = status::resolving(&old, generation, Timestamp::now(), &chain(&error));
+            write(ring, context, &old, resolving).await?;
+            return Ok(Action::requeue(FORMING));
+        }
         Err(error) => {
             write(ring, context, &old, stopped(MODEL_RESOLVED, error.reason(), chain(&error))).await?;
             return Err(error.into());

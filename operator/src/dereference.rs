@@ -84,6 +84,11 @@ impl ModelError {
             ModelError::Volume(error) => error.reason(),
         }
     }
+
+    /// Whether the answer is still on its way.
+    pub fn is_pending(&self) -> bool {
+        matches!(self, ModelError::Volume(error) if error.is_pending())
+    }
 }
 
 /// The Ring's children as they are.
@@ -136,7 +141,8 @@ pub async fn dereference(context: &Context, spec: &Spec) -> Result<Dereferenced,
     let profile = match (token, &spec.source) {
         (Err(error), _) => Err(error),
         (Ok(token), Source::Remote(source)) => context.models.profile(source, token).await.map_err(Into::into),
-        (Ok(_), Source::Volume { .. }) => reader::profile(context, spec).await.map_err(Into::into),
+        (Ok(_), Source::Volume { claim_name, .. }) => reader::profile(context, spec, claim_name)
+            .await.map_err(Into::into),
     };
     Ok(Dereferenced { owner, live, profile })
 }

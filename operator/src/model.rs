@@ -14,7 +14,7 @@ use kvasir_plan::{ModelProfile, profile};
 use secrecy::{ExposeSecret, SecretString};
 use tokio::sync::{OnceCell, Semaphore};
 
-use crate::names;
+use crate::{names, source::Source};
 
 /// A prefix is some megabytes while it is parsed; so many are read at a time.
 const AT_ONCE: usize = 2;
@@ -65,6 +65,8 @@ type Slot = Arc<OnceCell<Arc<ModelProfile>>>;
 #[derive(Debug)]
 pub struct Models {
     known: Mutex<HashMap<Key, Slot>>,
+    /// by namespace and source
+    on_volumes: Mutex<HashMap<(String, Source), Arc<ModelProfile>>>,
     permits: Semaphore,
 }
 
@@ -72,6 +74,7 @@ impl Default for Models {
     fn default() -> Self {
         Models {
             known: Mutex::default(),
+            on_volumes: Mutex::default(),
             permits: Semaphore::new(AT_ONCE),
         }
     }
@@ -101,6 +104,21 @@ impl Models {
             Ok::<_, Error>(Arc::new(ModelProfile::of(&model)?))
         };
         slot.get_or_try_init(read).await.cloned()
+    }
+
+    /// The profile of a model on a volume, once a Job has read it.
+    pub fn on_volume(&self, namespace: &str, source: &Source) -> Option<Arc<ModelProfile>> {
+        let known = self.on_volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(&(namespace.to_owned(), source.clone())).cloned()
+    }
+
+    /// Remembers what a Job has read.
+    pub fn keep(&self, namespace: &str, source: &Source, profile: Arc<ModelProfile>) {
+        let mut known = self.on_volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= KEPT {
+            known.clear();
+        }
+        known.insert((namespace.to_owned(), source.clone()), profile);
     }
 
     fn slot(&self, key: Key) -> Slot {

@@ -55,6 +55,16 @@ pub fn first(old: &RingStatus, generation: Option<i64>, now: Timestamp) -> Optio
     })
 }
 
+/// The status of a Ring whose model is still being read.
+pub fn resolving(old: &RingStatus, generation: Option<i64>, now: Timestamp, message: &str) -> RingStatus {
+    let mut conditions = Conditions::of(&old.conditions, generation, now);
+    conditions.say(MODEL_RESOLVED, Saying::unknown(reasons::PENDING, message));
+    RingStatus {
+        conditions: conditions.list(),
+        ..old.clone()
+    }
+}
+
 /// The status of a Ring that can't be served as it is: `type_` says why. What serves already goes on.
 pub fn stopped(
     old: &RingStatus,

@@ -4,7 +4,7 @@
 //! window is another one.
 
 mod env;
-mod parts;
+pub(super) mod parts;
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use k8s_openapi::{
 use kvasir_api::{ImagePullPolicy, Pool};
 
 use super::{Error, Slot, config_map, deployment};
-use crate::{labels, names};
+use crate::{labels, names, validate::Spec};
 
 /// Name of the container that fetches the window.
 pub const FETCH: &str = "fetch";
@@ -121,17 +121,22 @@ fn stage(slot: &Slot<'_>) -> Container {
     }
 }
 
-/// What both containers have in common.
-fn container(slot: &Slot<'_>, name: &str, command: &str, env: Vec<EnvVar>) -> Container {
-    let policy = slot.spec.image_pull_policy.map(|policy| match policy {
+/// When the kubelet pulls the image, in its own words.
+pub(super) fn pull_policy(spec: &Spec) -> Option<String> {
+    let policy = match spec.image_pull_policy? {
         ImagePullPolicy::Always => "Always",
         ImagePullPolicy::IfNotPresent => "IfNotPresent",
         ImagePullPolicy::Never => "Never",
-    });
+    };
+    Some(policy.to_owned())
+}
+
+/// What both containers have in common.
+fn container(slot: &Slot<'_>, name: &str, command: &str, env: Vec<EnvVar>) -> Container {
     Container {
         name: name.to_owned(),
         image: Some(slot.spec.image.clone()),
-        image_pull_policy: policy.map(str::to_owned),
+        image_pull_policy: pull_policy(slot.spec),
         command: Some(vec!["kvasir-stage".to_owned(), command.to_owned()]),
         env: Some(env),
         security_context: Some(parts::confined()),
@@ -141,7 +146,7 @@ fn container(slot: &Slot<'_>, name: &str, command: &str, env: Vec<EnvVar>) -> Co
     }
 }
 
-fn security() -> PodSecurityContext {
+pub(super) fn security() -> PodSecurityContext {
     PodSecurityContext {
         run_as_non_root: Some(true),
         run_as_user: Some(USER),

@@ -21,7 +21,7 @@ pub(super) const KEY_DIR: &str = "/etc/kvasir/key";
 const WINDOW: &str = "window";
 const PLAN: &str = "plan";
 const KEY: &str = "key";
-const MODEL: &str = "model";
+pub(in crate::build) const MODEL: &str = "model";
 const SCRATCH: &str = "tmp";
 
 /// Files of Secrets are readable by the group that the pod's files belong to.
@@ -77,7 +77,7 @@ pub(super) fn volumes(slot: &Slot<'_>) -> Vec<Volume> {
     volumes
 }
 
-fn claim(name: &str, read_only: bool) -> PersistentVolumeClaimVolumeSource {
+pub(in crate::build) fn claim(name: &str, read_only: bool) -> PersistentVolumeClaimVolumeSource {
     PersistentVolumeClaimVolumeSource {
         claim_name: name.to_owned(),
         read_only: read_only.then_some(true),
@@ -104,7 +104,7 @@ pub(super) fn mounts_to_run() -> Vec<VolumeMount> {
     ]
 }
 
-fn mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
+pub(in crate::build) fn mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
     VolumeMount {
         name: name.to_owned(),
         mount_path: path.to_owned(),
@@ -159,7 +159,7 @@ fn probe(path: &str, port: &str) -> Probe {
     }
 }
 
-pub(super) fn confined() -> SecurityContext {
+pub(in crate::build) fn confined() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),
         read_only_root_filesystem: Some(true),
