@@ -17,7 +17,6 @@ const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// What all visits share.
-#[derive(Debug)]
 pub struct Context {
     /// the API server
     pub client: Client,
@@ -35,6 +34,14 @@ pub struct Context {
     pub pauses: Pauses,
     /// what the served definition of Ring lacks, in words
     pub definition: watch::Receiver<Option<String>>,
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context")
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
 }
 
 /// By Ring's uid: how often its visit has failed since one succeeded.

@@ -52,7 +52,9 @@ const DEBOUNCE: Duration = Duration::from_millis(100);
 const FORMING: Duration = Duration::from_secs(5);
 /// Until the next visit of a Ring that is ready.
 const SETTLED: Duration = Duration::from_secs(15);
-/// Until the next visit of a Ring that sleeps, and of one whose children were refused.
+/// Until the next visit of a Ring whose children were refused.
+const REFUSED: Duration = Duration::from_secs(30);
+/// Until the next visit of a Ring that sleeps.
 const ASLEEP: Duration = Duration::from_secs(300);
 
 /// Why a visit failed.
@@ -171,7 +173,10 @@ async fn visited(ring: Arc<DeserializeGuard<Ring>>, context: Arc<Context>) -> Re
     let visit = async {
         let ring = match &ring.0 {
             Ok(ring) => ring,
-            Err(invalid) => return Err(Error::Malformed(invalid.error.clone())),
+            Err(invalid) => {
+                release::abandon(&invalid.metadata, &context).await?;
+                return Err(Error::Malformed(invalid.error.clone()));
+            }
         };
         visit(ring, &context).await
     };
@@ -277,7 +282,9 @@ async fn visit(ring: &Ring, context: &Context) -> Result<Action, Error> {
     );
     let is_ready = new.ready_replicas == new.replicas;
     write(ring, context, &old, new).await?;
-    Ok(Action::requeue(if spec.ring.suspend || !refused.is_empty() {
+    Ok(Action::requeue(if !refused.is_empty() {
+        REFUSED
+    } else if spec.ring.suspend {
         ASLEEP
     } else if is_ready {
         SETTLED

@@ -6,7 +6,7 @@ use futures::future::join_all;
 use k8s_openapi::{api::core::v1::Secret, jiff::Timestamp};
 use kube::{
     Api, ResourceExt,
-    api::{Patch, PatchParams},
+    api::{ApiResource, DynamicObject, ObjectMeta, Patch, PatchParams},
     runtime::controller::Action,
 };
 use kvasir_api::Ring;
@@ -37,7 +37,19 @@ pub async fn hold(ring: &Ring, context: &Context) -> Result<(), Error> {
     }
     let mut finalizers = ring.finalizers().to_vec();
     finalizers.push(FINALIZER.to_owned());
-    write(ring, context, &finalizers).await
+    write(&ring.metadata, context, &finalizers).await
+}
+
+/// Lets a Ring go that can't be read: nobody knows what of it is on which market, and claims run out by themselves.
+///
+/// # Errors
+/// [`Error::Write`].
+pub async fn abandon(metadata: &ObjectMeta, context: &Context) -> Result<(), Error> {
+    let finalizers = metadata.finalizers.as_deref().unwrap_or_default();
+    if metadata.deletion_timestamp.is_none() || !finalizers.iter().any(|known| known == FINALIZER) {
+        return Ok(());
+    }
+    write(metadata, context, &without(finalizers)).await
 }
 
 /// Takes the rings of a Ring that is being deleted off the market, and lets it go: when that is done, when it can't be
@@ -54,8 +66,7 @@ pub async fn release(ring: &Ring, context: &Context) -> Result<Action, Error> {
     if !withdrawn(ring, context).await && !is_over {
         return Ok(Action::requeue(AGAIN));
     }
-    let kept: Vec<String> = ring.finalizers().iter().filter(|known| *known != FINALIZER).cloned().collect();
-    write(ring, context, &kept).await?;
+    write(&ring.metadata, context, &without(ring.finalizers())).await?;
     context.pauses.forget(&ring.uid().unwrap_or_default());
     tracing::info!(ring = ring.name_any(), namespace = ring.namespace(), "the Ring is let go");
     Ok(Action::await_change())
@@ -104,12 +115,21 @@ async fn owner(context: &Context, ring: &str, namespace: &str) -> Option<Arc<Own
     OwnerKey::from_text(&text).map(Arc::new)
 }
 
-async fn write(ring: &Ring, context: &Context, finalizers: &[String]) -> Result<(), Error> {
-    let api: Api<Ring> = Api::namespaced(context.client.clone(), &ring.namespace().unwrap_or_default());
+fn without(finalizers: &[String]) -> Vec<String> {
+    let others = finalizers.iter().filter(|known| *known != FINALIZER);
+    others.cloned().collect()
+}
+
+async fn write(metadata: &ObjectMeta, context: &Context, finalizers: &[String]) -> Result<(), Error> {
+    let namespace = metadata.namespace.as_deref().unwrap_or_default();
+    let name = metadata.name.as_deref().unwrap_or_default();
+    let resource = ApiResource::erase::<Ring>(&());
+    // untyped, so that a Ring which can't be read can be let go
+    let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &resource);
     // refused when another writer changed the list meanwhile
-    let patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": ring.resource_version()}});
+    let patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": metadata.resource_version}});
     context.metrics.wrote(kvasir_api::KIND, "finalizers");
-    match api.patch(&ring.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await {
+    match api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         Err(source) => Err(Error::Write {

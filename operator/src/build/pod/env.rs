@@ -3,10 +3,8 @@
 use k8s_openapi::api::core::v1::{ConfigMapKeySelector, EnvVar, EnvVarSource, ObjectFieldSelector, SecretKeySelector};
 use kvasir_api::{CacheType, SecretKeyRef, bytes};
 
-use super::{
-    super::{Error, Slot, config_map, deployment, secret},
-    parts::{KEY_DIR, PLAN_DIR, WINDOW_DIR},
-};
+use super::super::{Error, Slot, config_map, deployment, secret};
+use super::parts::{KEY_DIR, PLAN_DIR, WINDOW_DIR};
 
 pub(super) fn fetch(slot: &Slot<'_>) -> Result<Vec<EnvVar>, Error> {
     let source = serde_json::to_string(&slot.spec.source.in_pod()).map_err(|source| Error::Json {
