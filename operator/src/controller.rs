@@ -37,7 +37,9 @@ use crate::{
     build,
     context::Context,
     dereference::{self, ModelError, dereference},
-    labels, offer, release, status,
+    labels,
+    market::View,
+    offer, release, status,
     status::Observed,
     switch::switch,
     validate,
@@ -284,9 +286,9 @@ async fn visit(ring: &Ring, context: &Context) -> Result<Action, Error> {
     write(ring, context, &old, new).await?;
     Ok(Action::requeue(if !refused.is_empty() {
         REFUSED
-    } else if spec.ring.suspend {
+    } else if spec.ring.suspend && views.iter().all(|view| matches!(view, View::Unasked)) {
         ASLEEP
-    } else if is_ready {
+    } else if is_ready || spec.ring.suspend {
         SETTLED
     } else {
         FORMING
