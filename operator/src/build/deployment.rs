@@ -30,7 +30,7 @@ pub(super) fn stage(slot: &Slot<'_>) -> Result<Deployment, Error> {
         .map_or(UpdateStrategy::Rolling, |pool| spec.strategy(pool));
     Ok(Deployment {
         metadata: slot.meta(),
-        spec: Some(DeploymentSpec {
+        spec: DeploymentSpec {
             replicas: Some(i32::from(!spec.ring.suspend)),
             selector: LabelSelector {
                 match_labels: Some(slot.selector()),
@@ -41,7 +41,7 @@ pub(super) fn stage(slot: &Slot<'_>) -> Result<Deployment, Error> {
             revision_history_limit: Some(HISTORY),
             template: pod::template(slot)?,
             ..DeploymentSpec::default()
-        }),
+        },
         ..Deployment::default()
     })
 }

@@ -41,7 +41,7 @@ pub(super) fn volumes(slot: &Slot<'_>) -> Vec<Volume> {
     let items = items.into_iter().map(|file| KeyToPath {
         key: file.to_owned(),
         path: file.to_owned(),
-        mode: None,
+        ..KeyToPath::default()
     });
     let mut volumes = vec![
         Volume {
