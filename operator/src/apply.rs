@@ -80,12 +80,16 @@ pub fn changes(wanted: &Resources<Prepared>, live: &Live, spec: &Spec, switch: &
         }
         let value = compare::stamped(object.value.clone());
         if there.is_none_or(|there| compare::difference(&value, there).is_some()) {
-            put.push(Object { value, ..object.clone() });
+            put.push(Object {
+                value,
+                ..object.clone()
+            });
         }
     }
     let kept = kept(spec);
     let is_orphan = |(kind, name): &&(Kind, String)| {
-        !wanted.holds(*kind, name) && !(*kind == Kind::Secret && kept.contains(name))
+        let stays = *kind == Kind::Secret && kept.contains(name);
+        !stays && !wanted.holds(*kind, name)
     };
     let delete = if holds {
         Vec::new()
@@ -151,16 +155,14 @@ pub async fn create(context: &Context, spec: &Spec, object: &Object) -> Result<(
     Ok(())
 }
 
-async fn put(
-    context: &Context,
-    spec: &Spec,
-    object: &Object,
-    there: Option<&Value>,
-) -> Result<Option<Refused>, Error> {
+async fn put(context: &Context, spec: &Spec, object: &Object, there: Option<&Value>) -> Result<Option<Refused>, Error> {
     let (kind, name) = (object.kind, &object.name);
     let api = api(&context.client, spec, kind);
     if there.is_none() {
-        let found = api.get_opt(name).await.map_err(|source| failed("apply", kind, name, source))?;
+        let found = api
+            .get_opt(name)
+            .await
+            .map_err(|source| failed("apply", kind, name, source))?;
         if found.is_some_and(|found| !is_owned(found.owner_references(), &spec.uid)) {
             return Ok(Some(Refused {
                 reason: reasons::NAME_IN_USE,

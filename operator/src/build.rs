@@ -221,11 +221,7 @@ impl Slot<'_> {
 pub fn build(validated: &Validated, owner: &OwnerKey) -> Result<Resources<Prepared>, Error> {
     let spec = &validated.spec;
     let first = validated.manifest.ranks.first().map(|rank| rank.layers);
-    let mut objects = vec![object(
-        Kind::Service,
-        &spec.name,
-        &service::service(spec, first),
-    )?];
+    let mut objects = vec![object(Kind::Service, &spec.name, &service::service(spec, first))?];
     let mut demands = Vec::new();
     for ordinal in 0..spec.replicas() {
         let manifest = validated.manifest_of(ordinal, &owner.public().fingerprint());

@@ -132,7 +132,9 @@ fn billionths(text: &str) -> Option<i128> {
         "Ei" => (6, 0),
         exponent => (0, exponent.strip_prefix(['e', 'E'])?.parse::<i32>().ok()?),
     };
-    let power = PLACES.checked_add(decimal)?.checked_sub(i32::try_from(fraction.len()).ok()?)?;
+    let power = PLACES
+        .checked_add(decimal)?
+        .checked_sub(i32::try_from(fraction.len()).ok()?)?;
     let scaled = digits.checked_mul(1024i128.checked_pow(binary)?)?;
     let factor = 10i128.checked_pow(power.unsigned_abs())?;
     let value = if power >= 0 {
@@ -142,7 +144,6 @@ fn billionths(text: &str) -> Option<i128> {
     };
     Some(if negative { -value } else { value })
 }
-
 
 #[cfg(test)]
 mod tests {
@@ -190,9 +191,18 @@ mod tests {
             change(&mut live);
             difference(&wanted, &live)
         };
-        assert_eq!(changed(|live| live["spec"]["b"]["c"] = json!("y")).as_deref(), Some("spec.b.c"));
-        assert_eq!(changed(|live| live["spec"]["a"] = json!([1])).as_deref(), Some("spec.a"));
-        assert_eq!(changed(|live| live["spec"]["a"][1] = json!(3)).as_deref(), Some("spec.a[1]"));
+        assert_eq!(
+            changed(|live| live["spec"]["b"]["c"] = json!("y")).as_deref(),
+            Some("spec.b.c")
+        );
+        assert_eq!(
+            changed(|live| live["spec"]["a"] = json!([1])).as_deref(),
+            Some("spec.a")
+        );
+        assert_eq!(
+            changed(|live| live["spec"]["a"][1] = json!(3)).as_deref(),
+            Some("spec.a[1]")
+        );
         assert_eq!(
             changed(|live| {
                 live["spec"].as_object_mut().unwrap().remove("b");

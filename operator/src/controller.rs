@@ -164,6 +164,7 @@ where
 }
 
 /// The Ring whose stage a pod runs.
+#[allow(clippy::needless_pass_by_value, reason = "the signature is kube's")]
 fn ring_of(pod: Pod) -> Option<ObjectRef<DeserializeGuard<Ring>>> {
     let ring = pod.labels().get(labels::RING)?;
     let namespace = pod.metadata.namespace.as_deref()?;
@@ -190,12 +191,19 @@ async fn visited(ring: Arc<DeserializeGuard<Ring>>, context: Arc<Context>) -> Re
     done
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "the signature is kube's")]
 fn after_failure(ring: Arc<DeserializeGuard<Ring>>, error: &Error, context: Arc<Context>) -> Action {
     let (name, namespace) = (ring.name_any(), ring.namespace().unwrap_or_default());
     context.metrics.failed(error.reason());
     let text = chain(error);
     if error.awaits_change() {
-        tracing::warn!(ring = name, namespace, reason = error.reason(), error = text, "the Ring can't be served");
+        tracing::warn!(
+            ring = name,
+            namespace,
+            reason = error.reason(),
+            error = text,
+            "the Ring can't be served"
+        );
         return Action::await_change();
     }
     if matches!(error, Error::Apply(apply::Error::NamespaceTerminating)) {
@@ -204,7 +212,14 @@ fn after_failure(ring: Arc<DeserializeGuard<Ring>>, error: &Error, context: Arc<
         return Action::requeue(ASLEEP);
     }
     let pause = context.pauses.failed(ring.meta().uid.as_deref().unwrap_or_default());
-    tracing::warn!(ring = name, namespace, reason = error.reason(), error = text, ?pause, "the visit failed");
+    tracing::warn!(
+        ring = name,
+        namespace,
+        reason = error.reason(),
+        error = text,
+        ?pause,
+        "the visit failed"
+    );
     Action::requeue(pause)
 }
 
@@ -239,7 +254,13 @@ async fn visit(ring: &Ring, context: &Context) -> Result<Action, Error> {
             return Ok(Action::requeue(FORMING));
         }
         Err(error) => {
-            write(ring, context, &old, stopped(MODEL_RESOLVED, error.reason(), chain(&error))).await?;
+            write(
+                ring,
+                context,
+                &old,
+                stopped(MODEL_RESOLVED, error.reason(), chain(&error)),
+            )
+            .await?;
             return Err(error.into());
         }
     };

@@ -24,9 +24,14 @@ pub async fn watch(client: Client, told: watch::Sender<Option<String>>) {
     loop {
         let lacks = match api.get_opt(&name).await {
             Ok(Some(served)) => in_words(&missing(&served, &needed)),
-            Ok(None) => Some(format!("the cluster has no definition {name}: install the chart kvasir-crds")),
+            Ok(None) => Some(format!(
+                "the cluster has no definition {name}: install the chart kvasir-crds"
+            )),
             Err(error) => {
-                tracing::warn!(error = chain(&error), "can't compare the served definition of Ring with the one needed");
+                tracing::warn!(
+                    error = chain(&error),
+                    "can't compare the served definition of Ring with the one needed"
+                );
                 None
             }
         };
@@ -50,7 +55,12 @@ fn in_words(missing: &[String]) -> Option<String> {
     if missing.is_empty() {
         return None;
     }
-    let named = missing.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let named = missing
+        .iter()
+        .take(NAMED)
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join(", ");
     let rest = match missing.len().saturating_sub(NAMED) {
         0 => String::new(),
         rest => format!(" and {rest} more"),
@@ -65,7 +75,9 @@ fn in_words(missing: &[String]) -> Option<String> {
 pub fn missing(served: &CustomResourceDefinition, needed: &CustomResourceDefinition) -> Vec<String> {
     let version = |definition: &CustomResourceDefinition| {
         let mut versions = definition.spec.versions.iter();
-        versions.find(|version| version.name == VERSION && version.served).cloned()
+        versions
+            .find(|version| version.name == VERSION && version.served)
+            .cloned()
     };
     let Some(needed) = version(needed) else {
         return Vec::new();
@@ -139,13 +151,20 @@ mod tests {
             spec.as_object_mut().unwrap().remove("exact");
             let pool = &mut spec["pools"]["items"]["properties"];
             pool.as_object_mut().unwrap().remove("podOverrides");
-            pool["backend"]["enum"].as_array_mut().unwrap().retain(|value| value != "Hexagon");
+            pool["backend"]["enum"]
+                .as_array_mut()
+                .unwrap()
+                .retain(|value| value != "Hexagon");
         });
         let mut found = missing(&older, &Ring::crd());
         found.sort();
         assert_eq!(
             found,
-            ["spec.exact", "spec.pools[].backend: \"Hexagon\"", "spec.pools[].podOverrides"]
+            [
+                "spec.exact",
+                "spec.pools[].backend: \"Hexagon\"",
+                "spec.pools[].podOverrides"
+            ]
         );
         assert_eq!(
             in_words(&found[..1]).unwrap(),

@@ -141,8 +141,9 @@ pub async fn dereference(context: &Context, spec: &Spec) -> Result<Dereferenced,
     let profile = match (token, &spec.source) {
         (Err(error), _) => Err(error),
         (Ok(token), Source::Remote(source)) => context.models.profile(source, token).await.map_err(Into::into),
-        (Ok(_), Source::Volume { claim_name, .. }) => reader::profile(context, spec, claim_name)
-            .await.map_err(Into::into),
+        (Ok(_), Source::Volume { claim_name, .. }) => {
+            reader::profile(context, spec, claim_name).await.map_err(Into::into)
+        }
     };
     Ok(Dereferenced { owner, live, profile })
 }
@@ -158,8 +159,7 @@ async fn live(context: &Context, spec: &Spec) -> Result<Live, Error> {
     let children = ListParams::default().labels(&format!("{},{}={}", labels::managed(), labels::RING, spec.name));
     let mut live = Live::default();
     for kind in Kind::ALL {
-        let api: Api<DynamicObject> =
-            Api::namespaced_with(context.client.clone(), &spec.namespace, &kind.resource());
+        let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), &spec.namespace, &kind.resource());
         let list = api.list(&children).await.map_err(failed(kind.name(), spec))?;
         for object in list {
             // one that an earlier Ring of this name had is on its way out
@@ -177,10 +177,7 @@ async fn live(context: &Context, spec: &Spec) -> Result<Live, Error> {
 }
 
 /// Whether a Ring is the controller of an object.
-pub fn is_owned(
-    owners: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference],
-    uid: &str,
-) -> bool {
+pub fn is_owned(owners: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference], uid: &str) -> bool {
     owners
         .iter()
         .any(|owner| owner.controller == Some(true) && owner.uid == uid)

@@ -72,13 +72,25 @@ fn turned<'a>(old: &[Condition], new: &'a [Condition]) -> Vec<&'a Condition> {
 }
 
 fn is_good(condition: &Condition) -> bool {
-    let wanted = if condition.type_ == conditions::DEGRADED { "False" } else { "True" };
+    let wanted = if condition.type_ == conditions::DEGRADED {
+        "False"
+    } else {
+        "True"
+    };
     condition.status == wanted
 }
 
 fn cut(text: &str) -> &str {
-    let end = text.char_indices().map(|(at, _)| at).take_while(|at| *at <= NOTE).last();
-    if text.len() <= NOTE { text } else { &text[..end.unwrap_or(0)] }
+    let end = text
+        .char_indices()
+        .map(|(at, _)| at)
+        .take_while(|at| *at <= NOTE)
+        .last();
+    if text.len() <= NOTE {
+        text
+    } else {
+        &text[..end.unwrap_or(0)]
+    }
 }
 
 #[cfg(test)]
@@ -103,7 +115,10 @@ mod tests {
         let ready = |status: &str, reason: &str| vec![condition("Ready", status, reason)];
         let told = |old: &[Condition], new: &[Condition]| turned(old, new).len();
         assert_eq!(told(&ready("Unknown", "Pending"), &ready("False", "AwaitingStages")), 1);
-        assert_eq!(told(&ready("False", "AwaitingStages"), &ready("False", "StageFailed")), 1);
+        assert_eq!(
+            told(&ready("False", "AwaitingStages"), &ready("False", "StageFailed")),
+            1
+        );
         assert_eq!(told(&ready("False", "StageFailed"), &ready("False", "StageFailed")), 0);
         assert_eq!(told(&ready("True", "LapCompleted"), &ready("True", "LapCompleted")), 0);
         assert_eq!(told(&[], &ready("Unknown", "Pending")), 0);

@@ -42,11 +42,7 @@ pub fn of_ring(ring: &str, component: &str) -> Labels {
 
 /// Labels that say which window of which ring a pod runs; they never change.
 pub fn of_window(ring: &str, ordinal: u32, layers: LayerRange) -> Labels {
-    labels([
-        (RING, ring),
-        (ORDINAL, &ordinal.to_string()),
-        (LAYERS, &range(layers)),
-    ])
+    labels([(RING, ring), (ORDINAL, &ordinal.to_string()), (LAYERS, &range(layers))])
 }
 
 /// Labels of the pods behind the Service; with `layers` only of those whose window is that one.

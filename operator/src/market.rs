@@ -113,7 +113,11 @@ impl Markets {
         }
         self.client(relay, owner)?.ring(ring).demand(demand).await?;
         self.lock().insert(ring.clone(), hash);
-        tracing::info!(ring, windows = demand.template.ranks.len(), "the market knows what the ring wants");
+        tracing::info!(
+            ring,
+            windows = demand.template.ranks.len(),
+            "the market knows what the ring wants"
+        );
         Ok(true)
     }
 

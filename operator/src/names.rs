@@ -30,7 +30,11 @@ pub fn child(ring: &str, suffix: &str, max: usize) -> String {
 
 /// Name of all objects of one window of one ring.
 pub fn stage(ring: &str, ordinal: u32, layers: LayerRange) -> String {
-    child(ring, &format!("{ordinal}-{}-{}", layers.start, layers.end), MAX_WORKLOAD)
+    child(
+        ring,
+        &format!("{ordinal}-{}-{}", layers.start, layers.end),
+        MAX_WORKLOAD,
+    )
 }
 
 /// Name of the Secret with the owner's key.

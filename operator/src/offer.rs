@@ -82,7 +82,10 @@ pub async fn offer(
 
 async fn sleep(context: &Context, spec: &Spec, owner: &Arc<OwnerKey>, mut views: Vec<View>) -> Vec<View> {
     let rings = rings(spec, owner);
-    let awake: Vec<&String> = rings.iter().filter(|ring| !context.markets.is_withdrawn(ring)).collect();
+    let awake: Vec<&String> = rings
+        .iter()
+        .filter(|ring| !context.markets.is_withdrawn(ring))
+        .collect();
     if awake.is_empty() {
         return views;
     }
@@ -167,5 +170,10 @@ fn rings(spec: &Spec, owner: &OwnerKey) -> Vec<String> {
 }
 
 fn told(ring: &str, error: &ClientError) {
-    tracing::warn!(ring, reason = error.reason(), error = chain(error), "the market was not told");
+    tracing::warn!(
+        ring,
+        reason = error.reason(),
+        error = chain(error),
+        "the market was not told"
+    );
 }

@@ -10,14 +10,7 @@ use kube::{
 use kvasir_api::conditions::reasons;
 use kvasir_plan::ModelProfile;
 
-use crate::{
-    apply, build,
-    context::Context,
-    dereference::is_owned,
-    labels, names,
-    status::pods,
-    validate::Spec,
-};
+use crate::{apply, build, context::Context, dereference::is_owned, labels, names, status::pods, validate::Spec};
 
 /// Bytes of a Job's output at most: a profile has some hundred for each layer.
 const LONGEST: i64 = 1 << 20;
@@ -144,7 +137,10 @@ pub async fn profile(context: &Context, spec: &Spec, claim: &str) -> Result<Arc<
         });
     }
     if !ended("Complete") {
-        let trouble = found.iter().map(pods::trouble).find(|trouble| !trouble.message.is_empty());
+        let trouble = found
+            .iter()
+            .map(pods::trouble)
+            .find(|trouble| !trouble.message.is_empty());
         return Err(Error::Reading {
             job: name,
             waits: trouble.map(|trouble| trouble.message).unwrap_or_default(),
@@ -174,11 +170,16 @@ pub async fn profile(context: &Context, spec: &Spec, claim: &str) -> Result<Arc<
 
 /// The profile among the lines of a log.
 fn read(log: &str) -> Option<ModelProfile> {
-    log.lines().rev().find_map(|line| serde_json::from_str(line.trim()).ok())
+    log.lines()
+        .rev()
+        .find_map(|line| serde_json::from_str(line.trim()).ok())
 }
 
 fn last_words(found: &[Pod]) -> String {
-    let said = found.iter().map(pods::trouble).find(|trouble| !trouble.message.is_empty());
+    let said = found
+        .iter()
+        .map(pods::trouble)
+        .find(|trouble| !trouble.message.is_empty());
     said.map_or_else(|| "its pods are gone".to_owned(), |trouble| trouble.message)
 }
 

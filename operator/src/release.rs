@@ -68,7 +68,11 @@ pub async fn release(ring: &Ring, context: &Context) -> Result<Action, Error> {
     }
     write(&ring.metadata, context, &without(ring.finalizers())).await?;
     context.pauses.forget(&ring.uid().unwrap_or_default());
-    tracing::info!(ring = ring.name_any(), namespace = ring.namespace(), "the Ring is let go");
+    tracing::info!(
+        ring = ring.name_any(),
+        namespace = ring.namespace(),
+        "the Ring is let go"
+    );
     Ok(Action::await_change())
 }
 
@@ -98,7 +102,12 @@ async fn withdrawn(ring: &Ring, context: &Context) -> bool {
     };
     let failed: Vec<_> = ended.into_iter().filter_map(Result::err).collect();
     for error in &failed {
-        tracing::debug!(ring = name, namespace, error = chain(error), "the ring is not off its market");
+        tracing::debug!(
+            ring = name,
+            namespace,
+            error = chain(error),
+            "the ring is not off its market"
+        );
     }
     // what the market refuses once it refuses again
     let done = failed.iter().all(|error| !error.retryable());

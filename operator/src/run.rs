@@ -32,7 +32,11 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     // First of all, so that a signal means the same at any time.
     let shutdown = CancellationToken::new();
     stop_on_signals(shutdown.clone())?;
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), image = settings.stage_image, "the operator starts");
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        image = settings.stage_image,
+        "the operator starts"
+    );
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
     let (reached, is_reached) = watch::channel(false);

@@ -77,7 +77,10 @@ pub fn stopped(
     let mut conditions = Conditions::of(&old.conditions, generation, now);
     conditions.say(type_, Saying::no(reason, message));
     if type_ == MODEL_RESOLVED && !conditions.is(ACCEPTED, "True") {
-        conditions.say(ACCEPTED, Saying::unknown(reasons::PENDING, "the model is not known yet"));
+        conditions.say(
+            ACCEPTED,
+            Saying::unknown(reasons::PENDING, "the model is not known yet"),
+        );
     }
     if !conditions.is(READY, "True") {
         conditions.say(READY, Saying::no(reason, message));
@@ -218,7 +221,10 @@ fn cover(observed: &Observed<'_>) -> Option<Saying> {
         }
     }
     if gaps.is_empty() {
-        return Some(Saying::yes(reasons::ALL_COVERED, "every layer is held by a ready stage"));
+        return Some(Saying::yes(
+            reasons::ALL_COVERED,
+            "every layer is held by a ready stage",
+        ));
     }
     let texts: Vec<String> = gaps
         .iter()
@@ -229,10 +235,7 @@ fn cover(observed: &Observed<'_>) -> Option<Saying> {
         .cluster_ranks()
         .any(|(_, rank)| gaps.iter().any(|(_, gap)| overlaps(*gap, rank.layers)));
     Some(if ours {
-        Saying::no(
-            reasons::AWAITING_STAGES,
-            format!("not held yet: {}", texts.join(", ")),
-        )
+        Saying::no(reasons::AWAITING_STAGES, format!("not held yet: {}", texts.join(", ")))
     } else {
         Saying::no(
             reasons::AWAITING_CLAIMS,
@@ -311,7 +314,15 @@ fn progressing(observed: &Observed<'_>, so_far: &Conditions) -> Saying {
         .filter(|progressing| progressing.status == "True")
         .and_then(|_| since(PROGRESSING));
     let begun = since(READY).max(moving).unwrap_or(observed.now);
-    let patience = u64::from(observed.validated.spec.ring.progress_deadline_seconds.max(0).unsigned_abs());
+    let patience = u64::from(
+        observed
+            .validated
+            .spec
+            .ring
+            .progress_deadline_seconds
+            .max(0)
+            .unsigned_abs(),
+    );
     if !is_new && pods::since(begun, observed.now).as_secs() >= patience {
         return Saying::no(
             reasons::PROGRESS_DEADLINE_EXCEEDED,

@@ -60,7 +60,9 @@ pub fn switch(validated: &Validated, views: &[View], live: &Live, now: Timestamp
                 .and_then(|pool| spec.pool(pool))
                 .is_some_and(|pool| spec.strategy(pool) == UpdateStrategy::Recreate);
             let name = names::stage(&spec.name, slot.ordinal, slot.layers);
-            if recreates || pods.iter().any(|pod| pods::unschedulable(pod).is_some()) || is_late(validated, &name, live, now)
+            if recreates
+                || pods.iter().any(|pod| pods::unschedulable(pod).is_some())
+                || is_late(validated, &name, live, now)
             {
                 return Switch::Go;
             }
@@ -83,7 +85,15 @@ fn is_planned(validated: &Validated, serving: &RingStatus) -> bool {
 
 /// Whether a stage has had the time that the Ring gives it.
 fn is_late(validated: &Validated, name: &str, live: &Live, now: Timestamp) -> bool {
-    let patience = Duration::from_secs(validated.spec.ring.progress_deadline_seconds.max(0).unsigned_abs().into());
+    let patience = Duration::from_secs(
+        validated
+            .spec
+            .ring
+            .progress_deadline_seconds
+            .max(0)
+            .unsigned_abs()
+            .into(),
+    );
     let made = live.deployment(name).and_then(|made| made.metadata.creation_timestamp);
     made.is_some_and(|made| pods::since(made.0, now) > patience)
 }

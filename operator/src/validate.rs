@@ -40,7 +40,9 @@ pub enum Error {
         name: String,
     },
     /// no cluster has it
-    #[error("source.file is a path on one machine, which pods don't have: use http, huggingFace or persistentVolumeClaim")]
+    #[error(
+        "source.file is a path on one machine, which pods don't have: use http, huggingFace or persistentVolumeClaim"
+    )]
     FileSource,
     /// nobody may hold a window
     #[error("spec.pools is empty: name at least one pool, and the memory that one of its stages may take")]

@@ -18,10 +18,7 @@ pub(super) const CHAT_TEMPLATE: &str = "chat-template.jinja";
 
 pub(super) fn plan(slot: &Slot<'_>) -> Result<ConfigMap, Error> {
     let plan = serde_json::to_string(slot.manifest).map_err(|source| Error::Json { what: "a plan", source })?;
-    let mut data = BTreeMap::from([
-        (PLAN.to_owned(), plan),
-        (RANK.to_owned(), slot.rank.to_string()),
-    ]);
+    let mut data = BTreeMap::from([(PLAN.to_owned(), plan), (RANK.to_owned(), slot.rank.to_string())]);
     if let Some(template) = chat_template(slot) {
         data.insert(CHAT_TEMPLATE.to_owned(), template.to_owned());
     }
@@ -34,5 +31,10 @@ pub(super) fn plan(slot: &Slot<'_>) -> Result<ConfigMap, Error> {
 
 /// The template that this window's rank needs.
 pub(super) fn chat_template<'a>(slot: &Slot<'a>) -> Option<&'a str> {
-    slot.spec.ring.model.chat_template.as_deref().filter(|_| slot.is_first())
+    slot.spec
+        .ring
+        .model
+        .chat_template
+        .as_deref()
+        .filter(|_| slot.is_first())
 }

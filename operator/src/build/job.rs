@@ -48,7 +48,9 @@ pub fn reader(spec: &Spec, claim: &str) -> Result<Job, Error> {
                     enable_service_links: Some(false),
                     security_context: Some(pod::security()),
                     image_pull_secrets: Some(spec.image_pull_secrets.clone()).filter(|secrets| !secrets.is_empty()),
-                    tolerations: first.map(|pool| pool.tolerations.clone()).filter(|list| !list.is_empty()),
+                    tolerations: first
+                        .map(|pool| pool.tolerations.clone())
+                        .filter(|list| !list.is_empty()),
                     containers: vec![Container {
                         name: READER.to_owned(),
                         image: Some(spec.image.clone()),

@@ -183,7 +183,8 @@ fn tolerations(pool: Option<&Pool>) -> Vec<Toleration> {
 fn resources(slot: &Slot<'_>) -> ResourceRequirements {
     let pool = slot.spec.pool(slot.pool);
     let mut resources = pool.and_then(|pool| pool.resources.clone()).unwrap_or_default();
-    let named = |list: &Option<BTreeMap<String, Quantity>>| list.as_ref().is_some_and(|list| list.contains_key("memory"));
+    let named =
+        |list: &Option<BTreeMap<String, Quantity>>| list.as_ref().is_some_and(|list| list.contains_key("memory"));
     if !named(&resources.requests) && !named(&resources.limits) {
         let mebibytes = slot.memory.div_ceil(1 << 20);
         let requests = resources.requests.get_or_insert_default();

@@ -84,7 +84,7 @@ impl Conditions {
         if condition.status != saying.status {
             condition.last_transition_time = Time(self.now);
         }
-        condition.status = saying.status.to_owned();
+        saying.status.clone_into(&mut condition.status);
         condition.reason = saying.reason;
         condition.message = saying.message;
         condition.observed_generation = self.generation;
@@ -115,7 +115,10 @@ mod tests {
         let list = Conditions::of(&[], Some(1), Timestamp::UNIX_EPOCH).list();
         let types: Vec<&str> = list.iter().map(|condition| condition.type_.as_str()).collect();
         assert_eq!(types, conditions::ALL);
-        assert!(list.iter().all(|condition| condition.status == "Unknown" && condition.reason == "Pending"));
+        assert!(
+            list.iter()
+                .all(|condition| condition.status == "Unknown" && condition.reason == "Pending")
+        );
     }
 
     #[test]

@@ -128,7 +128,11 @@ fn stuck(container: &ContainerStatus) -> Option<Trouble> {
             ("ErrImagePull" | "ImagePullBackOff", _) => {
                 let why = said.split_once("ErrImagePull: ").map_or(said, |(_, why)| why);
                 let image = &container.image;
-                failing("ImagePullBackOff", container, &format!("image {image} can't be pulled: {why}"))
+                failing(
+                    "ImagePullBackOff",
+                    container,
+                    &format!("image {image} can't be pulled: {why}"),
+                )
             }
             _ => failing(reason, container, said),
         });
@@ -174,8 +178,8 @@ fn ended_because(reason: Option<&str>, exit_code: i32, message: Option<&str>) ->
 
 /// What a stage said last: the end of its log, without what changes from run to run.
 fn last_words(log: &str) -> String {
-    let lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
-    let Some(line) = lines.last() else {
+    let mut lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
+    let Some(line) = lines.next_back() else {
         return String::new();
     };
     if let Ok(Value::Object(fields)) = serde_json::from_str::<Value>(line)
@@ -185,7 +189,8 @@ fn last_words(log: &str) -> String {
     }
     // text lines begin with a time
     let said = ["ERROR", "WARN"].iter().find_map(|level| line.split_once(level));
-    said.map_or(line, |(_, said)| said.trim_start_matches(':').trim()).to_owned()
+    said.map_or(line, |(_, said)| said.trim_start_matches(':').trim())
+        .to_owned()
 }
 
 fn quoted(container: &ContainerStatus, message: &str) -> String {
@@ -228,7 +233,8 @@ mod tests {
 
     #[test]
     fn the_end_of_a_log_is_quoted_without_times() {
-        let text = "2026-11-30T12:00:00.1Z  INFO fetching\n2026-11-30T12:00:01.2Z ERROR the file is not there: HTTP 404\n";
+        let text =
+            "2026-11-30T12:00:00.1Z  INFO fetching\n2026-11-30T12:00:01.2Z ERROR the file is not there: HTTP 404\n";
         assert_eq!(last_words(text), "the file is not there: HTTP 404");
         let json = r#"{"timestamp":"2026-11-30T12:00:00Z","level":"ERROR","fields":{"message":"no space"}}"#;
         assert_eq!(last_words(json), "no space");

@@ -36,7 +36,10 @@ fn every_window_has_a_deployment_a_plan_and_a_key_and_the_ring_a_service() {
     assert_eq!(names, expected);
     for object in &resources.objects {
         let owner = owner_reference(&object.value);
-        assert_eq!((owner.kind.as_str(), owner.uid.as_str(), owner.controller), ("Ring", "7b1f", Some(true)));
+        assert_eq!(
+            (owner.kind.as_str(), owner.uid.as_str(), owner.controller),
+            ("Ring", "7b1f", Some(true))
+        );
         assert_eq!(object.value["metadata"]["namespace"], "models");
     }
 }
@@ -52,7 +55,10 @@ fn a_stage_is_told_its_window_by_environment() {
         env(fetch, "KVASIR_SOURCE")["value"],
         r#"{"http":{"url":"http://files.models.svc/smollm2.gguf"}}"#
     );
-    assert_eq!(env(stage, "KVASIR_MARKET")["value"], "http://kvasir-relay.kvasir-system.svc:8443");
+    assert_eq!(
+        env(stage, "KVASIR_MARKET")["value"],
+        "http://kvasir-relay.kvasir-system.svc:8443"
+    );
     assert_eq!(env(stage, "KVASIR_OWNER")["value"], owner().public().to_string());
     assert_eq!(env(stage, "KVASIR_ADVERTISE")["value"], "$(POD_IP):7000");
     assert_eq!(env(stage, "KVASIR_NETWORK")["value"], "cluster");
@@ -62,14 +68,22 @@ fn a_stage_is_told_its_window_by_environment() {
         json!({"name": "smollm2-0-0-10", "key": "rank"})
     );
     // a variable is only known to those that come after it
-    let names: Vec<&str> = stage["env"].as_array().unwrap().iter().map(|v| v["name"].as_str().unwrap()).collect();
+    let names: Vec<&str> = stage["env"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|v| v["name"].as_str().unwrap())
+        .collect();
     let at = |name| names.iter().position(|known| *known == name).unwrap();
     assert!(at("POD_IP") < at("KVASIR_ADVERTISE"));
 
     let last = template(&resources, "smollm2-0-20-30");
     let stage = container(&last, "containers");
     assert_eq!(env(stage, "KVASIR_API"), &Value::Null);
-    assert_eq!(stage["readinessProbe"]["httpGet"], json!({"path": "/readyz", "port": "health"}));
+    assert_eq!(
+        stage["readinessProbe"]["httpGet"],
+        json!({"path": "/readyz", "port": "health"})
+    );
     assert_eq!(
         container(&first, "containers")["readinessProbe"]["httpGet"],
         json!({"path": "/healthz", "port": "api"}),
@@ -88,8 +102,17 @@ fn the_plan_is_the_one_of_a_local_run() {
     let profile = crate::world::model();
     let plan = kvasir_plan::plan(&profile, &spec.devices().unwrap(), &spec.request().unwrap()).unwrap();
     let local = plan.manifest("smollm2", &spec.model.name);
-    assert_eq!(RankManifest { ring: local.ring.clone(), ..manifest.clone() }, local);
-    assert_eq!(manifest.ring, names::on_market("models", "smollm2", 0, &owner().public().fingerprint()));
+    assert_eq!(
+        RankManifest {
+            ring: local.ring.clone(),
+            ..manifest.clone()
+        },
+        local
+    );
+    assert_eq!(
+        manifest.ring,
+        names::on_market("models", "smollm2", 0, &owner().public().fingerprint())
+    );
     manifest.validate().unwrap();
 }
 
@@ -112,20 +135,36 @@ fn pods_are_confined_and_leave_lost_nodes_soon() {
     let tolerations = pod["tolerations"].as_array().unwrap();
     assert_eq!(tolerations[0]["key"], "nvidia.com/gpu");
     for lost in &tolerations[1..] {
-        assert_eq!((&lost["tolerationSeconds"], &lost["effect"]), (&json!(10), &json!("NoExecute")));
+        assert_eq!(
+            (&lost["tolerationSeconds"], &lost["effect"]),
+            (&json!(10), &json!("NoExecute"))
+        );
     }
     assert_eq!(tolerations.len(), 3);
     assert_eq!(pod["nodeSelector"], json!({"kind": "gpu"}));
-    let key = pod["volumes"].as_array().unwrap().iter().find(|volume| volume["name"] == "key").unwrap();
+    let key = pod["volumes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|volume| volume["name"] == "key")
+        .unwrap();
     assert_eq!(key["secret"]["defaultMode"], 0o440);
     let memory = &container(&gpu, "containers")["resources"]["requests"]["memory"];
     let planned = validated(RING).manifest.ranks[1].memory.div_ceil(1 << 20);
-    assert_eq!(*memory, format!("{planned}Mi"), "the plan's figure, since the pool says none");
+    assert_eq!(
+        *memory,
+        format!("{planned}Mi"),
+        "the plan's figure, since the pool says none"
+    );
 }
 
 #[test]
 fn the_next_pod_has_its_window_before_the_old_one_goes_unless_the_pool_says_otherwise() {
-    let text = changed(RING, "      nodeSelector", "      updateStrategy: Recreate\n      nodeSelector");
+    let text = changed(
+        RING,
+        "      nodeSelector",
+        "      updateStrategy: Recreate\n      nodeSelector",
+    );
     let text = changed(
         &text,
         "{name: cpu, maxStages: 2, memory: 2Gi}",
@@ -165,7 +204,11 @@ fn a_volume_keeps_the_window_on_one_node_at_a_time() {
 #[test]
 fn replicas_are_whole_rings_behind_one_service() {
     let resources = built(&changed(RING, "  exact: true", "  exact: true\n  replicas: 2"));
-    let deployments = resources.objects.iter().filter(|object| object.kind == Kind::Deployment).count();
+    let deployments = resources
+        .objects
+        .iter()
+        .filter(|object| object.kind == Kind::Deployment)
+        .count();
     assert_eq!((deployments, resources.demands.len()), (6, 2));
     let service = object(&resources, Kind::Service, "smollm2");
     assert_eq!(
@@ -190,8 +233,14 @@ fn a_suspended_ring_keeps_everything_but_its_pods() {
         resources.objects.iter().map(|object| object.name.clone()).collect()
     };
     assert_eq!(names(&awake), names(&asleep));
-    assert_eq!(object(&asleep, Kind::Deployment, "smollm2-0-0-10")["spec"]["replicas"], 0);
-    assert_eq!(object(&awake, Kind::Deployment, "smollm2-0-0-10")["spec"]["replicas"], 1);
+    assert_eq!(
+        object(&asleep, Kind::Deployment, "smollm2-0-0-10")["spec"]["replicas"],
+        0
+    );
+    assert_eq!(
+        object(&awake, Kind::Deployment, "smollm2-0-0-10")["spec"]["replicas"],
+        1
+    );
 }
 
 #[test]
@@ -204,7 +253,10 @@ fn the_market_is_asked_for_open_windows_and_keeps_the_others_for_our_nodes() {
     assert!(demand.trusted_ends);
     assert_eq!(demand.lease_s, Some(60));
     let delegation = &demand.delegations[0];
-    assert_eq!((delegation.delegate, delegation.owner), (demand.reserved[&0], owner().public()));
+    assert_eq!(
+        (delegation.delegate, delegation.owner),
+        (demand.reserved[&0], owner().public())
+    );
     delegation.verify(&owner().public(), &demand.template.ring).unwrap();
     // the node that the window is kept for is the one whose keys its pod mounts
     let secret = object(&resources, Kind::Secret, "smollm2-0-20-30");
@@ -230,7 +282,10 @@ fn overrides_are_merged_over_the_template_and_mistyped_ones_are_named() {
     let stage = template(&built(&text), "smollm2-0-0-10");
     assert_eq!(stage["spec"]["priorityClassName"], "high");
     assert_eq!(stage["metadata"]["labels"]["team"], "a");
-    assert_eq!(stage["metadata"]["labels"]["kvasir.dev/ring"], "smollm2", "the selector's labels stay");
+    assert_eq!(
+        stage["metadata"]["labels"]["kvasir.dev/ring"], "smollm2",
+        "the selector's labels stay"
+    );
     let container = container(&stage, "containers");
     assert_eq!(env(container, "RUST_LOG")["value"], "debug");
     assert_ne!(env(container, "KVASIR_MARKET"), &Value::Null, "what was there stays");
@@ -250,12 +305,19 @@ fn what_can_not_be_served_is_said_in_words() {
         let error = try_validated(text).unwrap_err();
         (error.reason(), error.to_string())
     };
-    let file = changed(RING, "{http: {url: 'http://files.models.svc/smollm2.gguf'}}", "{file: {path: a.gguf}}");
+    let file = changed(
+        RING,
+        "{http: {url: 'http://files.models.svc/smollm2.gguf'}}",
+        "{file: {path: a.gguf}}",
+    );
     assert_eq!(reason(&file).0, "UnsupportedSource");
     let small = RING.replace("2Gi", "8Mi");
     assert_eq!(reason(&small).0, "InsufficientMemory");
     let gap = changed(RING, "{start: 10, end: 20}", "{start: 11, end: 20}");
-    assert_eq!(reason(&gap), ("InvalidPlan", "no window holds layers 10..11".to_owned()));
+    assert_eq!(
+        reason(&gap),
+        ("InvalidPlan", "no window holds layers 10..11".to_owned())
+    );
     assert!(matches!(try_validated(&gap), Err(Error::Plan(_))));
 }
 

@@ -3,9 +3,7 @@
 use kvasir_operator::{apply::refusal, build::Kind};
 use serde_json::json;
 
-use crate::world::{
-    RING, Visit, built, in_short, said, seen, stuck_pod, try_validated, unschedulable_pod, WINDOWS,
-};
+use crate::world::{RING, Visit, WINDOWS, built, in_short, said, seen, stuck_pod, try_validated, unschedulable_pod};
 
 /// Half-way: the market has no word yet of the middle.
 fn visit() -> Visit {
@@ -37,7 +35,10 @@ fn e4_a_pod_that_no_node_takes_is_told_in_the_schedulers_words() {
     let waiting = visit().with_pod(unschedulable_pod(10, 20, message));
     let told = format!("the stage of layers 10..20 of ring 0 (pod smollm2-0-10-20-abc) has no node: {message}");
     let soon = waiting.clone().at(10).status();
-    assert_eq!(said(&soon, "Scheduled"), format!("Unknown/InsufficientCapacity: {told}"));
+    assert_eq!(
+        said(&soon, "Scheduled"),
+        format!("Unknown/InsufficientCapacity: {told}")
+    );
     assert_eq!(soon.rings[0].stages[1].reason.as_deref(), Some("Unschedulable"));
     let late = waiting.after(soon).at(601).status();
     assert_eq!(said(&late, "Scheduled"), format!("False/InsufficientCapacity: {told}"));
@@ -50,11 +51,18 @@ fn e4_an_image_that_can_not_be_pulled_is_named_once_for_both_words_of_the_kubele
     let state = |reason: &str, message: &str| json!({"waiting": {"reason": reason, "message": message}});
     let why = "failed to resolve reference: not found";
     let pulling = visit()
-        .with_pod(stuck_pod(10, 20, "fetch", state("ErrImagePull", why), json!({}), 0))
+        .with_pod(stuck_pod(10, 20, "fetch", &state("ErrImagePull", why), &json!({}), 0))
         .status();
     let backing_off = format!("Back-off pulling image \"x\": ErrImagePull: {why}");
     let waiting = visit()
-        .with_pod(stuck_pod(10, 20, "fetch", state("ImagePullBackOff", &backing_off), json!({}), 0))
+        .with_pod(stuck_pod(
+            10,
+            20,
+            "fetch",
+            &state("ImagePullBackOff", &backing_off),
+            &json!({}),
+            0,
+        ))
         .status();
     let told = "the stage of layers 10..20 of ring 0 (pod smollm2-0-10-20-abc) is not ready: ImagePullBackOff: container \
                 fetch: image registry.example/kvasir-stage:1 can't be pulled: failed to resolve reference: not found";
@@ -67,7 +75,9 @@ fn e4_an_image_that_can_not_be_pulled_is_named_once_for_both_words_of_the_kubele
 #[test]
 fn e4_a_secret_that_is_not_there_is_named() {
     let state = json!({"waiting": {"reason": "CreateContainerConfigError", "message": "secret \"api-key\" not found"}});
-    let status = visit().with_pod(stuck_pod(10, 20, "stage", state, json!({}), 0)).status();
+    let status = visit()
+        .with_pod(stuck_pod(10, 20, "stage", &state, &json!({}), 0))
+        .status();
     assert!(
         said(&status, "Ready").ends_with("CreateContainerConfigError: container stage: secret \"api-key\" not found"),
         "{}",
@@ -82,13 +92,15 @@ fn e4_a_fetch_that_ends_again_and_again_is_told_in_its_own_words() {
     let last = json!({"terminated": {"exitCode": 1, "reason": "Error", "message": log}});
     let waiting = json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting"}});
     let status = visit()
-        .with_pod(stuck_pod(10, 20, "fetch", waiting, last.clone(), 4))
+        .with_pod(stuck_pod(10, 20, "fetch", &waiting, &last, 4))
         .status();
     let told = "CrashLoopBackOff: container fetch: http://files/x.gguf is not there: check the name";
     assert!(said(&status, "Ready").ends_with(told), "{}", said(&status, "Ready"));
     assert_eq!(status.rings[0].stages[1].restarts, Some(4));
     let running = json!({"running": {"startedAt": "2026-11-30T12:00:00Z"}});
-    let again = visit().with_pod(stuck_pod(10, 20, "fetch", running, last, 4)).status();
+    let again = visit()
+        .with_pod(stuck_pod(10, 20, "fetch", &running, &last, 4))
+        .status();
     assert_eq!(again, status, "it has one reason, whatever it does just now");
 }
 
@@ -96,11 +108,12 @@ fn e4_a_fetch_that_ends_again_and_again_is_told_in_its_own_words() {
 fn e4_a_stage_without_enough_memory_is_told_what_to_raise() {
     let last = json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}});
     let waiting = json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}});
-    let status = visit().with_pod(stuck_pod(10, 20, "stage", waiting, last, 3)).status();
+    let status = visit()
+        .with_pod(stuck_pod(10, 20, "stage", &waiting, &last, 3))
+        .status();
     assert!(
-        said(&status, "Ready").ends_with(
-            "OOMKilled: container stage: it took more memory than its limit: raise the pool's memory limit"
-        ),
+        said(&status, "Ready")
+            .ends_with("OOMKilled: container stage: it took more memory than its limit: raise the pool's memory limit"),
         "{}",
         said(&status, "Ready")
     );
@@ -113,7 +126,7 @@ fn e4_ready_falls_back_when_a_stage_falls() {
     let last = json!({"terminated": {"exitCode": 1, "reason": "Error", "message": "ERROR the disk is full"}});
     let waiting = json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}});
     let fallen = Visit::of(RING)
-        .with_pod(stuck_pod(10, 20, "fetch", waiting, last, 3))
+        .with_pod(stuck_pod(10, 20, "fetch", &waiting, &last, 3))
         .after(first)
         .at(5)
         .status();
@@ -124,7 +137,11 @@ fn e4_ready_falls_back_when_a_stage_falls() {
 #[test]
 fn what_the_api_server_refuses_is_told_in_its_words() {
     let resources = built(RING);
-    let deployment = resources.objects.iter().find(|object| object.kind == Kind::Deployment).unwrap();
+    let deployment = resources
+        .objects
+        .iter()
+        .find(|object| object.kind == Kind::Deployment)
+        .unwrap();
     let status = serde_json::from_value(json!({
         "code": 403, "reason": "Forbidden", "message": "exceeded quota: small"
     }))

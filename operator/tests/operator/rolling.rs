@@ -10,8 +10,8 @@ use kvasir_operator::{
 use kvasir_plan::LayerRange;
 
 use crate::world::{
-    RING, WINDOWS, applied, built, changed, in_short, later, now, object, ready_pod, said, seen, template, unschedulable_pod,
-    validated, Visit,
+    RING, Visit, WINDOWS, applied, built, changed, in_short, later, now, object, ready_pod, said, seen, template,
+    unschedulable_pod, validated,
 };
 
 /// The last two windows cut differently: four windows, of which the first and the last stay.
@@ -90,7 +90,11 @@ fn the_plan_that_serves_goes_on_until_the_next_windows_are_loaded() {
     let hold = decided(&live, &serving, 1);
     assert_eq!(hold, waiting(&[(15, 20)]));
     let spec = validated(&recut()).spec;
-    assert_eq!(changes(&built(&recut()), &live, &spec, &hold).delete, [], "the old windows stay");
+    assert_eq!(
+        changes(&built(&recut()), &live, &spec, &hold).delete,
+        [],
+        "the old windows stay"
+    );
     live.pods.push(ready_pod(0, 15, 20));
     assert_eq!(decided(&live, &serving, 1), Switch::Go);
     let gone = changes(&built(&recut()), &live, &spec, &Switch::Go).delete;
@@ -101,12 +105,28 @@ fn the_plan_that_serves_goes_on_until_the_next_windows_are_loaded() {
 #[test]
 fn nothing_is_waited_for_where_waiting_would_not_end() {
     let serving = [seen(&WINDOWS, true, &[])];
-    assert_eq!(decided(&both(), &[seen(&WINDOWS, false, &[(0, 10)])], 1), Switch::Go, "nothing serves");
-    assert_eq!(decided(&both(), &[View::Absent], 1), Switch::Go, "nothing was there before");
-    assert_eq!(decided(&both(), &serving, 700), Switch::Go, "the Ring's patience is over");
+    assert_eq!(
+        decided(&both(), &[seen(&WINDOWS, false, &[(0, 10)])], 1),
+        Switch::Go,
+        "nothing serves"
+    );
+    assert_eq!(
+        decided(&both(), &[View::Absent], 1),
+        Switch::Go,
+        "nothing was there before"
+    );
+    assert_eq!(
+        decided(&both(), &serving, 700),
+        Switch::Go,
+        "the Ring's patience is over"
+    );
     let mut full = both();
     full.pods.push(unschedulable_pod(10, 15, "0/2 nodes are available"));
-    assert_eq!(decided(&full, &serving, 1), Switch::Go, "there is no room beside the old pod");
+    assert_eq!(
+        decided(&full, &serving, 1),
+        Switch::Go,
+        "there is no room beside the old pod"
+    );
     let recreate = changed(&recut(), "  exact: true", "  exact: true\n  updateStrategy: Recreate");
     assert_eq!(switch(&validated(&recreate), &serving, &both(), later(1)), Switch::Go);
 }

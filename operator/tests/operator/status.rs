@@ -4,19 +4,26 @@ use kvasir_market::types::{ClaimStatus, Run};
 use kvasir_operator::{market::View, status};
 use serde_json::json;
 
-use crate::world::{
-    RING, Visit, WINDOWS, changed, in_short, now, open_middle, owner, pod, ready_pod, said, seen,
-};
+use crate::world::{RING, Visit, WINDOWS, changed, in_short, now, open_middle, owner, pod, ready_pod, said, seen};
 
 #[test]
 fn a_ring_is_ready_when_a_lap_went_round() {
     let status = Visit::of(RING).status();
-    assert_eq!(said(&status, "Ready"), "True/LapCompleted: a lap went round in every ring");
-    assert_eq!(said(&status, "Accepted"), "True/Accepted: planned as 3 windows, 0 of them open");
+    assert_eq!(
+        said(&status, "Ready"),
+        "True/LapCompleted: a lap went round in every ring"
+    );
+    assert_eq!(
+        said(&status, "Accepted"),
+        "True/Accepted: planned as 3 windows, 0 of them open"
+    );
     assert_eq!(in_short(&status, "Progressing"), "True/Complete");
     assert_eq!(in_short(&status, "Degraded"), "False/AsExpected");
     assert_eq!(status.observed_generation, Some(3));
-    assert_eq!((status.stages.as_deref(), status.covered.as_deref()), (Some("3/3"), Some("30/30")));
+    assert_eq!(
+        (status.stages.as_deref(), status.covered.as_deref()),
+        (Some("3/3"), Some("30/30"))
+    );
     assert_eq!(status.endpoint.as_deref(), Some("http://smollm2.models.svc:8080/v1"));
     assert_eq!(
         status.selector.as_deref(),
@@ -49,15 +56,19 @@ fn the_first_visit_sets_every_condition_and_the_next_one_does_not() {
 fn the_times_of_conditions_are_those_at_which_they_turned() {
     let first = Visit::of(RING).status();
     let lost = Visit::of(RING)
-        .with_pod(pod(0, 10, 20, json!({"phase": "Running"})))
-        .after(first.clone())
+        .with_pod(pod(0, 10, 20, &json!({"phase": "Running"})))
+        .after(first)
         .at(60);
     let second = lost.status();
     let time = |status: &kvasir_api::RingStatus, type_: &str| {
         let found = status.conditions.iter().find(|condition| condition.type_ == type_);
         found.unwrap().last_transition_time.0
     };
-    assert_eq!(time(&second, "Ready"), crate::world::later(60), "a pod that is gone is seen at once");
+    assert_eq!(
+        time(&second, "Ready"),
+        crate::world::later(60),
+        "a pod that is gone is seen at once"
+    );
     assert_eq!(time(&second, "Accepted"), now());
 }
 
@@ -70,7 +81,9 @@ fn uncovered_layers_are_named() {
     );
     assert_eq!(ours.covered.as_deref(), Some("20/30"));
     let mut visit = Visit::of(&open_middle()).seen(seen(&WINDOWS, false, &[(10, 20)]));
-    visit.pods.retain(|pod| pod.metadata.labels.as_ref().unwrap()["kvasir.dev/layers"] != "10-20");
+    visit
+        .pods
+        .retain(|pod| pod.metadata.labels.as_ref().unwrap()["kvasir.dev/layers"] != "10-20");
     let open = visit.status();
     assert_eq!(
         said(&open, "Ready"),
@@ -107,7 +120,7 @@ fn a_claimed_window_names_its_node() {
 fn a_ring_that_is_up_stays_ready_when_its_relay_is_gone() {
     let first = Visit::of(RING).status();
     let gone = || View::Unreachable("the market at http://relay does not answer".into());
-    let status = Visit::of(RING).seen(gone()).after(first.clone()).at(30).status();
+    let status = Visit::of(RING).seen(gone()).after(first).at(30).status();
     assert_eq!(in_short(&status, "Ready"), "True/LapCompleted");
     assert_eq!(
         said(&status, "Degraded"),
@@ -138,10 +151,15 @@ fn suspended_and_scaled_to_zero_are_states_of_their_own() {
 #[test]
 fn the_least_covered_ring_counts() {
     let mut visit = Visit::of(&changed(RING, "  exact: true", "  exact: true\n  replicas: 2"));
-    visit.pods.extend(WINDOWS.iter().map(|(start, end)| ready_pod(1, *start, *end)));
+    visit
+        .pods
+        .extend(WINDOWS.iter().map(|(start, end)| ready_pod(1, *start, *end)));
     visit.views = vec![seen(&WINDOWS, true, &[]), seen(&WINDOWS, false, &[(0, 10)])];
     let status = visit.status();
-    assert_eq!((status.covered.as_deref(), status.ready_replicas), (Some("20/30"), Some(1)));
+    assert_eq!(
+        (status.covered.as_deref(), status.ready_replicas),
+        (Some("20/30"), Some(1))
+    );
     assert_eq!(
         said(&status, "Covered"),
         "False/AwaitingStages: not held yet: layers 0..10 of ring 1"

@@ -38,7 +38,11 @@ fn whatever_differs_is_applied_and_nothing_else() {
     live.objects.get_mut(&(Kind::Deployment, stage.clone())).unwrap()["spec"]["replicas"] = json!(3);
     live.objects.remove(&(Kind::Secret, "smollm2-0-20-30".to_owned()));
     let changes = changes(&resources, &live, &validated(RING).spec, &Switch::Go);
-    let put: Vec<(Kind, String)> = changes.put.into_iter().map(|object| (object.kind, object.name)).collect();
+    let put: Vec<(Kind, String)> = changes
+        .put
+        .into_iter()
+        .map(|object| (object.kind, object.name))
+        .collect();
     assert_eq!(
         put,
         [(Kind::Secret, "smollm2-0-20-30".to_owned()), (Kind::Deployment, stage)]
@@ -51,7 +55,8 @@ fn what_the_ring_has_no_more_goes_and_keys_and_invites_stay() {
     let two = changed(RING, "  exact: true", "  exact: true\n  replicas: 2");
     let mut live = applied(&built(&two), now());
     for kept in ["smollm2-owner", "smollm2-0-invite"] {
-        live.objects.insert((Kind::Secret, kept.to_owned()), json!({"metadata": {"name": kept}}));
+        live.objects
+            .insert((Kind::Secret, kept.to_owned()), json!({"metadata": {"name": kept}}));
     }
     let spec = validated(RING).spec;
     let changes = changes(&built(RING), &live, &spec, &Switch::Go);
@@ -63,7 +68,12 @@ fn what_the_ring_has_no_more_goes_and_keys_and_invites_stay() {
         .map(|(_, name)| name.as_str())
         .collect();
     assert_eq!(deployments, ["smollm2-1-0-10", "smollm2-1-10-20", "smollm2-1-20-30"]);
-    assert!(!changes.delete.iter().any(|(_, name)| name.ends_with("owner") || name.ends_with("0-invite")));
+    assert!(
+        !changes
+            .delete
+            .iter()
+            .any(|(_, name)| name.ends_with("owner") || name.ends_with("0-invite"))
+    );
     assert_eq!(gone(&changes, &live, &spec).into_iter().collect::<Vec<_>>(), [1]);
 }
 
@@ -79,7 +89,11 @@ fn s12_a_field_that_can_not_change_is_named() {
     let live = applied(&built(&stored("fast")), now());
     let slow = built(&stored("slow"));
     let changes = changes(&slow, &live, &validated(&stored("slow")).spec, &Switch::Go);
-    let claim = changes.put.iter().find(|object| object.kind == Kind::PersistentVolumeClaim).unwrap();
+    let claim = changes
+        .put
+        .iter()
+        .find(|object| object.kind == Kind::PersistentVolumeClaim)
+        .unwrap();
     let status = serde_json::from_value(json!({
         "code": 422, "reason": "Invalid", "message": "spec is immutable after creation",
         "details": {"causes": [{"reason": "FieldValueForbidden", "message": "", "field": "spec"}]}

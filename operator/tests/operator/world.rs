@@ -24,10 +24,10 @@ use kvasir_plan::{Layer, LayerKind, LayerRange, ModelProfile, profile::Padding};
 use kvasir_wire::trust::OwnerKey;
 use serde_json::{Value, json};
 
-pub const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// Three windows over two pools, by hand.
-pub const RING: &str = "
+pub(crate) const RING: &str = "
 apiVersion: kvasir.dev/v1alpha1
 kind: Ring
 metadata:
@@ -54,7 +54,7 @@ spec:
 ";
 
 /// The same with the middle left to the market.
-pub fn open_middle() -> String {
+pub(crate) fn open_middle() -> String {
     changed(
         RING,
         "{layers: {start: 10, end: 20}, pool: gpu}",
@@ -63,12 +63,12 @@ pub fn open_middle() -> String {
     .replace("  exact: true", "  market: {maxLayers: 10}")
 }
 
-pub fn changed(text: &str, from: &str, to: &str) -> String {
+pub(crate) fn changed(text: &str, from: &str, to: &str) -> String {
     assert!(text.contains(from), "`{from}` is not in the Ring");
     text.replacen(from, to, 1)
 }
 
-pub fn settings() -> Settings {
+pub(crate) fn settings() -> Settings {
     Settings {
         stage_image: "registry.example/kvasir-stage:1".into(),
         stage_image_pull_policy: None,
@@ -83,7 +83,7 @@ pub fn settings() -> Settings {
     }
 }
 
-pub fn model() -> Arc<ModelProfile> {
+pub(crate) fn model() -> Arc<ModelProfile> {
     let layer = Layer {
         kind: LayerKind::Full,
         bytes: 3 * MIB,
@@ -116,39 +116,41 @@ pub fn model() -> Arc<ModelProfile> {
 }
 
 /// The same key at each call, so that what is built can be compared.
-pub fn owner() -> OwnerKey {
+pub(crate) fn owner() -> OwnerKey {
     OwnerKey::from_text(&format!("{{\"owner\":\"{}\"}}", "07".repeat(32))).unwrap()
 }
 
-pub fn ring(text: &str) -> Ring {
+pub(crate) fn ring(text: &str) -> Ring {
     kvasir_api::from_yaml(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-pub fn validated(text: &str) -> Validated {
+pub(crate) fn validated(text: &str) -> Validated {
     try_validated(text).unwrap()
 }
 
-pub fn try_validated(text: &str) -> Result<Validated, validate::Error> {
+pub(crate) fn try_validated(text: &str) -> Result<Validated, validate::Error> {
     validate::plan(validate::spec(&ring(text), &settings())?, model())
 }
 
-pub fn built(text: &str) -> Resources<Prepared> {
+pub(crate) fn built(text: &str) -> Resources<Prepared> {
     build(&validated(text), &owner()).unwrap()
 }
 
 /// An object by kind and name.
-pub fn object(resources: &Resources<Prepared>, kind: Kind, name: &str) -> Value {
+pub(crate) fn object(resources: &Resources<Prepared>, kind: Kind, name: &str) -> Value {
     let found = resources.get(kind, name);
-    found.unwrap_or_else(|| panic!("there is no {} {name}", kind.name())).clone()
+    found
+        .unwrap_or_else(|| panic!("there is no {} {name}", kind.name()))
+        .clone()
 }
 
 /// The pod template of a stage.
-pub fn template(resources: &Resources<Prepared>, name: &str) -> Value {
+pub(crate) fn template(resources: &Resources<Prepared>, name: &str) -> Value {
     object(resources, Kind::Deployment, name)["spec"]["template"].clone()
 }
 
 /// What an API server makes of the objects: stamped as they are applied, with identities and defaults of its own.
-pub fn applied(resources: &Resources<Prepared>, now: Timestamp) -> Live {
+pub(crate) fn applied(resources: &Resources<Prepared>, now: Timestamp) -> Live {
     let mut live = Live::default();
     for object in &resources.objects {
         let mut value = compare::stamped(object.value.clone());
@@ -169,25 +171,31 @@ pub fn applied(resources: &Resources<Prepared>, now: Timestamp) -> Live {
             value["spec"]["clusterIP"] = json!("10.0.0.7");
             value["spec"]["sessionAffinity"] = json!("None");
             value["spec"]["ports"][0]["nodePort"] = json!(31_000);
-            value["spec"].as_object_mut().unwrap().remove("publishNotReadyAddresses");
+            value["spec"]
+                .as_object_mut()
+                .unwrap()
+                .remove("publishNotReadyAddresses");
         }
         // items of lists don't say what they are
-        value.as_object_mut().unwrap().retain(|name, _| name != "apiVersion" && name != "kind");
+        value
+            .as_object_mut()
+            .unwrap()
+            .retain(|name, _| name != "apiVersion" && name != "kind");
         live.objects.insert((object.kind, object.name.clone()), value);
     }
     live
 }
 
-pub fn now() -> Timestamp {
+pub(crate) fn now() -> Timestamp {
     "2026-11-30T12:00:00Z".parse().unwrap()
 }
 
-pub fn later(seconds: i64) -> Timestamp {
+pub(crate) fn later(seconds: i64) -> Timestamp {
     now() + SignedDuration::from_secs(seconds)
 }
 
 /// A pod of a window, with a status in the API's own words.
-pub fn pod(ordinal: u32, start: u32, end: u32, status: Value) -> Pod {
+pub(crate) fn pod(ordinal: u32, start: u32, end: u32, status: &Value) -> Pod {
     let name = names::stage("smollm2", ordinal, LayerRange { start, end });
     serde_json::from_value(json!({
         "metadata": {
@@ -205,43 +213,47 @@ pub fn pod(ordinal: u32, start: u32, end: u32, status: Value) -> Pod {
     .unwrap()
 }
 
-pub fn ready_pod(ordinal: u32, start: u32, end: u32) -> Pod {
+pub(crate) fn ready_pod(ordinal: u32, start: u32, end: u32) -> Pod {
     pod(
         ordinal,
         start,
         end,
-        json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}),
+        &json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}),
     )
 }
 
 /// A pod one of whose containers waits, or ended.
-pub fn stuck_pod(start: u32, end: u32, container: &str, state: Value, last: Value, restarts: u32) -> Pod {
+pub(crate) fn stuck_pod(start: u32, end: u32, container: &str, state: &Value, last: &Value, restarts: u32) -> Pod {
     let status = json!({
         "name": container, "image": "registry.example/kvasir-stage:1", "imageID": "", "ready": false,
         "restartCount": restarts, "state": state, "lastState": last,
     });
-    let list = if container == "fetch" { "initContainerStatuses" } else { "containerStatuses" };
+    let list = if container == "fetch" {
+        "initContainerStatuses"
+    } else {
+        "containerStatuses"
+    };
     pod(
         0,
         start,
         end,
-        json!({"phase": "Pending", "conditions": [{"type": "Ready", "status": "False"}], list: [status]}),
+        &json!({"phase": "Pending", "conditions": [{"type": "Ready", "status": "False"}], list: [status]}),
     )
 }
 
-pub fn unschedulable_pod(start: u32, end: u32, message: &str) -> Pod {
+pub(crate) fn unschedulable_pod(start: u32, end: u32, message: &str) -> Pod {
     pod(
         0,
         start,
         end,
-        json!({"phase": "Pending", "conditions": [
+        &json!({"phase": "Pending", "conditions": [
             {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         ]}),
     )
 }
 
 /// The ring as its market sees it.
-pub fn seen(windows: &[(u32, u32)], ready: bool, uncovered: &[(u32, u32)]) -> View {
+pub(crate) fn seen(windows: &[(u32, u32)], ready: bool, uncovered: &[(u32, u32)]) -> View {
     let range = |(start, end): &(u32, u32)| LayerRange {
         start: *start,
         end: *end,
@@ -251,7 +263,11 @@ pub fn seen(windows: &[(u32, u32)], ready: bool, uncovered: &[(u32, u32)]) -> Vi
         layers: range(window),
         bytes: 1,
         memory: 1,
-        state: if ready { WindowState::Ready } else { WindowState::Reserved },
+        state: if ready {
+            WindowState::Ready
+        } else {
+            WindowState::Reserved
+        },
         rate: 1,
         uncovered_since: None,
     };
@@ -268,21 +284,21 @@ pub fn seen(windows: &[(u32, u32)], ready: bool, uncovered: &[(u32, u32)]) -> Vi
     }))
 }
 
-pub const WINDOWS: [(u32, u32); 3] = [(0, 10), (10, 20), (20, 30)];
+pub(crate) const WINDOWS: [(u32, u32); 3] = [(0, 10), (10, 20), (20, 30)];
 
 /// A visit whose children are there, with these pods and markets.
 #[derive(Clone)]
-pub struct Visit {
-    pub text: String,
-    pub pods: Vec<Pod>,
-    pub views: Vec<View>,
-    pub old: RingStatus,
-    pub now: Timestamp,
-    pub switch: Switch,
+pub(crate) struct Visit {
+    pub(crate) text: String,
+    pub(crate) pods: Vec<Pod>,
+    pub(crate) views: Vec<View>,
+    pub(crate) old: RingStatus,
+    pub(crate) now: Timestamp,
+    pub(crate) switch: Switch,
 }
 
 impl Visit {
-    pub fn of(text: &str) -> Visit {
+    pub(crate) fn of(text: &str) -> Visit {
         Visit {
             text: text.into(),
             pods: WINDOWS.iter().map(|(start, end)| ready_pod(0, *start, *end)).collect(),
@@ -293,29 +309,29 @@ impl Visit {
         }
     }
 
-    pub fn with_pod(mut self, pod: Pod) -> Visit {
+    pub(crate) fn with_pod(mut self, pod: Pod) -> Visit {
         let layers = |pod: &Pod| pod.metadata.labels.as_ref().unwrap()["kvasir.dev/layers"].clone();
         self.pods.retain(|other| layers(other) != layers(&pod));
         self.pods.push(pod);
         self
     }
 
-    pub fn seen(mut self, view: View) -> Visit {
+    pub(crate) fn seen(mut self, view: View) -> Visit {
         self.views = vec![view];
         self
     }
 
-    pub fn after(mut self, old: RingStatus) -> Visit {
+    pub(crate) fn after(mut self, old: RingStatus) -> Visit {
         self.old = old;
         self
     }
 
-    pub fn at(mut self, seconds: i64) -> Visit {
+    pub(crate) fn at(mut self, seconds: i64) -> Visit {
         self.now = later(seconds);
         self
     }
 
-    pub fn status(&self) -> RingStatus {
+    pub(crate) fn status(&self) -> RingStatus {
         let validated = validated(&self.text);
         let prepared = build(&validated, &owner()).unwrap();
         let mut live = applied(&prepared, now());
@@ -336,16 +352,20 @@ impl Visit {
 }
 
 /// A condition as `status/reason: message`.
-pub fn said(status: &RingStatus, type_: &str) -> String {
-    let condition = status.conditions.iter().find(|condition| condition.type_ == type_).unwrap();
+pub(crate) fn said(status: &RingStatus, type_: &str) -> String {
+    let condition = status
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == type_)
+        .unwrap();
     format!("{}/{}: {}", condition.status, condition.reason, condition.message)
 }
 
 /// Its beginning.
-pub fn in_short(status: &RingStatus, type_: &str) -> String {
+pub(crate) fn in_short(status: &RingStatus, type_: &str) -> String {
     said(status, type_).split(':').next().unwrap().to_owned()
 }
 
-pub fn owner_reference(value: &Value) -> OwnerReference {
+pub(crate) fn owner_reference(value: &Value) -> OwnerReference {
     serde_json::from_value(value["metadata"]["ownerReferences"][0].clone()).unwrap()
 }

@@ -28,10 +28,7 @@ const SCRATCH: &str = "tmp";
 const GROUP_READABLE: i32 = 0o440;
 
 pub(super) fn volumes(slot: &Slot<'_>) -> Vec<Volume> {
-    let stored = slot
-        .spec
-        .pool(slot.pool)
-        .is_some_and(|pool| pool.storage.is_some());
+    let stored = slot.spec.pool(slot.pool).is_some_and(|pool| pool.storage.is_some());
     let named = |name: &str| Volume {
         name: name.to_owned(),
         ..Volume::default()
