@@ -70,11 +70,11 @@ pub struct Changes {
 
 /// Compares what should be there with what is. Pure.
 pub fn changes(wanted: &Resources<Prepared>, live: &Live, spec: &Spec, switch: &Switch) -> Changes {
-    let holds = matches!(switch, Switch::Hold { .. });
+    let holds = *switch != Switch::Go;
     let mut put = Vec::new();
     for object in &wanted.objects {
         let there = live.get(object.kind, &object.name);
-        // the door stays where it is until the next windows are loaded
+        // the door stays where it is until a lap went round the next windows
         if holds && object.kind == Kind::Service && there.is_some() {
             continue;
         }

@@ -6,12 +6,14 @@
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
 use kvasir_api::UpdateStrategy;
 use kvasir_market::types::RingStatus;
 use kvasir_plan::LayerRange;
 
 use crate::{
     dereference::Live,
+    labels,
     market::View,
     names,
     status::pods::{self, Slot},
@@ -21,8 +23,10 @@ use crate::{
 /// What to do about the plan that serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Switch {
-    /// the plan of this visit takes its place, or has taken it
+    /// the plan of this visit is in its place, or takes it at once
     Go,
+    /// the next windows are loaded: the market is told, and those that serve stay until a lap went round the next ones
+    Over,
     /// the next windows are being loaded
     Hold {
         /// those that aren't yet
@@ -32,50 +36,76 @@ pub enum Switch {
 
 /// Whether the rings that serve now have to go on for a while. `views` are by ordinal.
 pub fn switch(validated: &Validated, views: &[View], live: &Live, now: Timestamp) -> Switch {
-    let spec = &validated.spec;
-    if spec.ring.suspend {
+    if validated.spec.ring.suspend {
         return Switch::Go;
     }
-    let mut waiting = Vec::new();
+    let (mut waiting, mut over) = (Vec::new(), false);
     for (ordinal, view) in views.iter().enumerate() {
-        let Some(serving) = view.status().filter(|status| status.ready) else {
-            continue;
-        };
-        if is_planned(validated, serving) {
-            continue;
-        }
-        for (_, rank) in validated.cluster_ranks() {
-            let kept = serving.windows.iter().any(|window| window.layers == rank.layers);
-            let slot = Slot {
-                ordinal: ordinal as u32,
-                layers: rank.layers,
-            };
-            let pods = pods::of(&spec.name, slot, &live.pods);
-            if kept || pods.iter().any(|pod| pods::is_ready(pod)) {
-                continue;
+        let ordinal = ordinal as u32;
+        match view.status() {
+            Some(told) if is_planned(validated, told) => {
+                over |=
+                    !told.ready && has_left_over(validated, ordinal, live) && !is_late(validated, ordinal, live, now);
             }
-            let recreates = rank
-                .placement
-                .as_deref()
-                .and_then(|pool| spec.pool(pool))
-                .is_some_and(|pool| spec.strategy(pool) == UpdateStrategy::Recreate);
-            let name = names::stage(&spec.name, slot.ordinal, slot.layers);
-            if recreates
-                || pods.iter().any(|pod| pods::unschedulable(pod).is_some())
-                || is_late(validated, &name, live, now)
-            {
-                return Switch::Go;
+            Some(serving) if serving.ready => {
+                let Some(unloaded) = unloaded(validated, ordinal, serving, live) else {
+                    return Switch::Go;
+                };
+                if !unloaded.is_empty() && is_late(validated, ordinal, live, now) {
+                    return Switch::Go;
+                }
+                over |= unloaded.is_empty();
+                waiting.extend(unloaded);
             }
-            if !waiting.contains(&rank.layers) {
-                waiting.push(rank.layers);
-            }
+            _ => {}
         }
     }
-    if waiting.is_empty() {
-        Switch::Go
-    } else {
-        Switch::Hold { waiting }
+    waiting.sort_unstable();
+    waiting.dedup();
+    match (waiting.is_empty(), over) {
+        (false, _) => Switch::Hold { waiting },
+        (true, true) => Switch::Over,
+        (true, false) => Switch::Go,
     }
+}
+
+/// Windows of a ring that don't serve yet and aren't loaded; none when there is no use in waiting for them.
+fn unloaded(validated: &Validated, ordinal: u32, serving: &RingStatus, live: &Live) -> Option<Vec<LayerRange>> {
+    let spec = &validated.spec;
+    let mut unloaded = Vec::new();
+    for (_, rank) in validated.cluster_ranks() {
+        let layers = rank.layers;
+        let pods = pods::of(&spec.name, Slot { ordinal, layers }, &live.pods);
+        let serves = serving.windows.iter().any(|window| window.layers == layers);
+        if serves || pods.iter().any(|pod| pods::is_ready(pod)) {
+            continue;
+        }
+        let pool = rank.placement.as_deref().and_then(|pool| spec.pool(pool));
+        let recreates = pool.is_some_and(|pool| spec.strategy(pool) == UpdateStrategy::Recreate);
+        if recreates || pods.iter().any(|pod| pods::unschedulable(pod).is_some()) {
+            return None;
+        }
+        unloaded.push(layers);
+    }
+    Some(unloaded)
+}
+
+/// Whether pods of windows that aren't planned any more still serve.
+fn has_left_over(validated: &Validated, ordinal: u32, live: &Live) -> bool {
+    let planned: Vec<String> = validated
+        .manifest
+        .ranks
+        .iter()
+        .map(|rank| labels::range(rank.layers))
+        .collect();
+    live.pods.iter().any(|pod| {
+        let carried = pod.labels();
+        carried.get(labels::ORDINAL) == Some(&ordinal.to_string())
+            && carried
+                .get(labels::LAYERS)
+                .is_some_and(|layers| !planned.contains(layers))
+            && pods::is_ready(pod)
+    })
 }
 
 fn is_planned(validated: &Validated, serving: &RingStatus) -> bool {
@@ -83,17 +113,17 @@ fn is_planned(validated: &Validated, serving: &RingStatus) -> bool {
     planned.eq(serving.windows.iter().map(|window| window.layers))
 }
 
-/// Whether a stage has had the time that the Ring gives it.
-fn is_late(validated: &Validated, name: &str, live: &Live, now: Timestamp) -> bool {
-    let patience = Duration::from_secs(
-        validated
-            .spec
-            .ring
-            .progress_deadline_seconds
-            .max(0)
-            .unsigned_abs()
-            .into(),
-    );
-    let made = live.deployment(name).and_then(|made| made.metadata.creation_timestamp);
-    made.is_some_and(|made| pods::since(made.0, now) > patience)
+/// Whether the newest stage of a ring has had the time that the Ring gives it.
+fn is_late(validated: &Validated, ordinal: u32, live: &Live, now: Timestamp) -> bool {
+    let spec = &validated.spec;
+    let patience = Duration::from_secs(spec.ring.progress_deadline_seconds.max(0).unsigned_abs().into());
+    let made = |layers| {
+        let made = live.deployment(&names::stage(&spec.name, ordinal, layers))?;
+        Some(made.metadata.creation_timestamp?.0)
+    };
+    let newest = validated
+        .cluster_ranks()
+        .filter_map(|(_, rank)| made(rank.layers))
+        .max();
+    newest.is_some_and(|made| pods::since(made, now) > patience)
 }

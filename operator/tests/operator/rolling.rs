@@ -96,7 +96,17 @@ fn the_plan_that_serves_goes_on_until_the_next_windows_are_loaded() {
         "the old windows stay"
     );
     live.pods.push(ready_pod(0, 15, 20));
-    assert_eq!(decided(&live, &serving, 1), Switch::Go);
+    assert_eq!(decided(&live, &serving, 1), Switch::Over, "now the market is told");
+    let planned = [(0, 10), (10, 15), (15, 20), (20, 30)];
+    let forming = [seen(&planned, false, &[(10, 20)])];
+    assert_eq!(
+        decided(&live, &forming, 2),
+        Switch::Over,
+        "the old windows serve meanwhile"
+    );
+    assert_eq!(changes(&built(&recut()), &live, &spec, &Switch::Over).delete, []);
+    assert_eq!(decided(&live, &forming, 700), Switch::Go, "not for ever");
+    assert_eq!(decided(&live, &[seen(&planned, true, &[])], 3), Switch::Go);
     let gone = changes(&built(&recut()), &live, &spec, &Switch::Go).delete;
     assert!(gone.iter().all(|(_, name)| name == "smollm2-0-10-20"), "{gone:?}");
     assert_eq!(gone.len(), 3, "its key, its plan and its Deployment");
