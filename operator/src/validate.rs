@@ -275,7 +275,7 @@ fn overrides(pool: &Pool) -> Result<(String, PodTemplateSpec), Error> {
     };
     let mut unknown = None;
     let template = serde_ignored::deserialize(Value::Object(raw.clone()), |path| {
-        unknown.get_or_insert_with(|| path.to_string().replace('?', ""));
+        unknown.get_or_insert_with(|| path.to_string().replace(".?", "").replace("?.", ""));
     });
     let template = template.map_err(|source| Error::Overrides {
         pool: pool.name.clone(),

@@ -40,7 +40,7 @@ fn e4_a_pod_that_no_node_takes_is_told_in_the_schedulers_words() {
         format!("Unknown/InsufficientCapacity: {told}")
     );
     assert_eq!(soon.rings[0].stages[1].reason.as_deref(), Some("Unschedulable"));
-    let late = waiting.after(soon).at(601).status();
+    let late = waiting.after(soon).at(611).status();
     assert_eq!(said(&late, "Scheduled"), format!("False/InsufficientCapacity: {told}"));
     assert_eq!(said(&late, "Ready"), format!("False/InsufficientCapacity: {told}"));
     assert_eq!(in_short(&late, "Progressing"), "False/ProgressDeadlineExceeded");
