@@ -54,7 +54,8 @@ pub fn switch(validated: &Validated, views: &[View], live: &Live, now: Timestamp
                 if !unloaded.is_empty() && is_late(validated, ordinal, live, now) {
                     return Switch::Go;
                 }
-                over |= unloaded.is_empty();
+                // an old stage whose window is gone would claim an open one in its place
+                over |= unloaded.is_empty() && !validated.has_open_windows();
                 waiting.extend(unloaded);
             }
             _ => {}

@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "tests end at the first surprise")]
 
+mod api_server;
 mod build;
 mod cases;
+mod convergence;
 mod rolling;
 mod status;
 mod unchanged;

@@ -154,3 +154,18 @@ fn the_ring_stays_ready_while_the_next_windows_are_loaded() {
         "True/RollingOut: the next windows are being loaded: layers 10..15"
     );
 }
+
+#[test]
+fn an_old_stage_does_not_stay_where_it_could_take_an_open_window() {
+    let text = changed(
+        RING,
+        "    - {layers: {start: 10, end: 20}, pool: gpu}",
+        "    - {layers: {start: 10, end: 20}, open: true}",
+    )
+    .replace("  exact: true", "  market: {maxLayers: 10}");
+    let mut live = applied(&built(&text), now());
+    live.pods = WINDOWS.iter().map(|(start, end)| ready_pod(0, *start, *end)).collect();
+    let before = [(0, 10), (10, 15), (15, 20), (20, 30)];
+    let decided = switch(&validated(&text), &[seen(&before, true, &[])], &live, later(1));
+    assert_eq!(decided, Switch::Go);
+}
