@@ -7,7 +7,7 @@ export KVASIR_CACHE ?= $(HOME)/.cache/kvasir
 # outside the checkout, so that llama.cpp, which takes minutes, is built once for all checkouts
 export CARGO_TARGET_DIR ?= $(KVASIR_CACHE)/target
 
-binaries := kvasir kvasir-stage kvasir-relay
+binaries := kvasir kvasir-stage kvasir-relay kvasir-operator
 
 build:
 	scripts/install.sh build

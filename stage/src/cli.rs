@@ -2,7 +2,9 @@
 //! market.
 
 mod fetch;
+mod health;
 mod join;
+mod profile;
 mod run;
 mod window;
 
@@ -29,6 +31,8 @@ pub struct Cli {
 enum Command {
     /// Fetch one window by HTTP Range into a folder, or leave it as it is when it is there.
     Fetch(fetch::Args),
+    /// Print what planning needs to know of a model: its prefix is read, and nothing else.
+    Profile(profile::Args),
     /// Run a fetched window as one rank of a ring.
     Run(Box<run::Args>),
     /// Claim windows of a ring, fetch them, and serve them until they are handed back: what `kvasir join` starts.
@@ -42,6 +46,7 @@ impl Cli {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let done = match self.command {
             Command::Fetch(args) => block_on(args.run()),
+            Command::Profile(args) => block_on(args.run()),
             Command::Run(args) => args.prepare().and_then(|prepared| block_on(args.run(prepared))),
             Command::Join(args) => args.prepare().and_then(|prepared| block_on(args.run(prepared))),
         };

@@ -7,7 +7,7 @@
 pub const ACCEPTED: &str = "Accepted";
 /// The model's prefix was read: reasons [`reasons::RESOLVED`], [`reasons::SOURCE_UNREACHABLE`],
 /// [`reasons::UNAUTHORIZED`], [`reasons::UNSUPPORTED_ARCHITECTURE`], [`reasons::INCOMPLETE_FILE`],
-/// [`reasons::MALFORMED_FILE`], [`reasons::UNSUPPORTED_FORMAT`].
+/// [`reasons::MALFORMED_FILE`], [`reasons::UNSUPPORTED_FORMAT`], and what else the reader of sources calls a failure.
 pub const MODEL_RESOLVED: &str = "ModelResolved";
 /// Every pod of the plan has a node: reasons [`reasons::ALL_SCHEDULED`], [`reasons::INSUFFICIENT_CAPACITY`] with the
 /// scheduler's own message.
@@ -21,7 +21,8 @@ pub const READY: &str = "Ready";
 /// [`reasons::PROGRESS_DEADLINE_EXCEEDED`].
 pub const PROGRESSING: &str = "Progressing";
 /// Something that once worked doesn't: reasons [`reasons::AS_EXPECTED`], [`reasons::STAGE_FAILED`],
-/// [`reasons::RELAY_UNREACHABLE`].
+/// [`reasons::RELAY_UNREACHABLE`], [`reasons::RELAY_REFUSED`], [`reasons::IMMUTABLE_FIELD`], [`reasons::NAME_IN_USE`],
+/// [`reasons::CHILD_REFUSED`], [`reasons::OUTDATED_DEFINITION`].
 pub const DEGRADED: &str = "Degraded";
 
 /// All types, in the order in which they are reached.
@@ -41,6 +42,8 @@ pub mod reasons {
     pub const PENDING: &str = "Pending";
     /// `spec.suspend` is set
     pub const SUSPENDED: &str = "Suspended";
+    /// `spec.replicas` is 0
+    pub const SCALED_TO_ZERO: &str = "ScaledToZero";
 
     /// the spec can be planned
     pub const ACCEPTED: &str = "Accepted";
@@ -100,4 +103,14 @@ pub mod reasons {
     pub const STAGE_FAILED: &str = "StageFailed";
     /// the relay doesn't answer the operator
     pub const RELAY_UNREACHABLE: &str = "RelayUnreachable";
+    /// the relay answers, and takes the ring not; the message is its own
+    pub const RELAY_REFUSED: &str = "RelayRefused";
+    /// a change would alter a field of a child that can't change; the message names it
+    pub const IMMUTABLE_FIELD: &str = "ImmutableField";
+    /// an object that isn't the Ring's has the name of one of its children
+    pub const NAME_IN_USE: &str = "NameInUse";
+    /// the API server would not take a child; the message is its own
+    pub const CHILD_REFUSED: &str = "ChildRefused";
+    /// the cluster's definition of Ring lacks fields that this operator writes or reads
+    pub const OUTDATED_DEFINITION: &str = "OutdatedDefinition";
 }

@@ -3,9 +3,11 @@
 use kvasir_gguf::tensor::{TensorType, layer_of};
 use kvasir_gguf::window::{self, TensorBytes, WindowRole};
 use kvasir_gguf::{Model, arch, model};
+use serde::{Deserialize, Serialize};
 
 /// How a layer remembers earlier tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum LayerKind {
     /// attention to all earlier tokens
     Full,
@@ -19,7 +21,8 @@ pub enum LayerKind {
 }
 
 /// One layer of the trunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Layer {
     /// how it remembers
     pub kind: LayerKind,
@@ -36,7 +39,8 @@ pub struct Layer {
 }
 
 /// What planning needs to know of a model. Layers are those of the trunk; MTP layers are part of no window.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ModelProfile {
     /// GGUF `general.architecture`
     pub architecture: String,
@@ -80,7 +84,8 @@ pub struct ModelProfile {
 }
 
 /// Bytes of a padding layer by the kind that it stands in for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Padding {
     /// full attention
     pub full: u64,

@@ -19,6 +19,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::health::Health;
 use super::window::{EngineArgs, FORM_WITHIN, Prepared, cancel_on_signal, relays, secret};
 use crate::api::{self, ApiConfig, Cors, Shutdown};
 use crate::fetch::RankFiles;
@@ -72,6 +73,9 @@ pub(super) struct Args {
     /// Rank 0: seconds that answers in progress have to end once the stage is asked to
     #[arg(long, env = "KVASIR_DRAIN", default_value_t = 25, value_parser = clap::value_parser!(u64).range(0..=3600))]
     drain: u64,
+    /// Address that tells whether the window is loaded, at /readyz, and that the process lives, at /healthz
+    #[arg(long, env = "KVASIR_HEALTH")]
+    health: Option<SocketAddr>,
     #[command(flatten)]
     engine: EngineArgs,
     /// Seconds without a word after which a neighbour counts as lost
@@ -98,6 +102,10 @@ impl Args {
             Some(address) if self.rank == 0 => Some(bind(address).await?),
             _ => None,
         };
+        let health = Health::default();
+        if let Some(address) = self.health {
+            health.serve(bind(address).await?);
+        }
         let keys = Arc::new(NodeKeys::load_or_generate(&self.key)?);
         let market = MarketClient::new(&self.market, keys.clone())?;
         let address = match &self.advertise {
@@ -143,6 +151,7 @@ impl Args {
             tap: None,
         };
         let load = self.engine.loader(backend, &plan, files.clone(), self.dir.clone());
+        let load = move || load().inspect(|_| health.loaded());
         let running = stage.start(load, shutdown.clone());
         let api = match (api, running.head.clone()) {
             (Some(listener), Some(head)) => {

@@ -1,0 +1,12 @@
+//! The operator; see `kvasir-operator --help`.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use kvasir_operator::cli::Cli;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    kvasir_operator::cli::log_to_stderr();
+    cli.run()
+}

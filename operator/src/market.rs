@@ -1,0 +1,196 @@
+//! The relays' markets: what the Rings want is put there, and how it stands is read there.
+//!
+//! What a market was told is remembered while this process lives, so that nothing is said twice; a new process says it
+//! again, which changes nothing.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use futures::future::join_all;
+use kvasir_market::{
+    ClientError, MarketClient,
+    types::{Demand, InviteRequest, RingStatus},
+};
+use kvasir_wire::trust::{OwnerKey, PublicKey};
+use secrecy::SecretString;
+
+use crate::{apply::chain, names};
+
+/// A ring as its market sees it.
+#[derive(Clone, Debug)]
+pub enum View {
+    /// it is there
+    Seen(Box<RingStatus>),
+    /// the market knows no such ring
+    Absent,
+    /// the market doesn't answer
+    Unreachable(String),
+    /// the market refuses, with its reason and its words
+    Refused {
+        /// `PascalCase`
+        reason: String,
+        /// what to do
+        message: String,
+    },
+    /// nobody asked: the Ring is suspended
+    Unasked,
+}
+
+impl View {
+    /// What the market says, if it says anything.
+    pub fn status(&self) -> Option<&RingStatus> {
+        match self {
+            View::Seen(status) => Some(status),
+            _ => None,
+        }
+    }
+}
+
+impl From<ClientError> for View {
+    fn from(error: ClientError) -> View {
+        if error.retryable() {
+            View::Unreachable(chain(&error))
+        } else if error.reason() == "UnknownRing" {
+            View::Absent
+        } else {
+            View::Refused {
+                reason: error.reason().to_owned(),
+                message: chain(&error),
+            }
+        }
+    }
+}
+
+/// The markets that were spoken to.
+#[derive(Debug, Default)]
+pub struct Markets {
+    clients: Mutex<HashMap<(String, PublicKey), MarketClient>>,
+    /// by ring: hash of what its market was told
+    told: Mutex<HashMap<String, String>>,
+}
+
+impl Markets {
+    /// How the rings of one owner stand, in the order of `rings`.
+    pub async fn look(&self, relay: &str, owner: &Arc<OwnerKey>, rings: &[String]) -> Vec<View> {
+        let client = match self.client(relay, owner) {
+            Ok(client) => client,
+            Err(error) => {
+                let view = View::from(error);
+                return rings.iter().map(|_| view.clone()).collect();
+            }
+        };
+        let look = |ring: &String| {
+            let ring = client.ring(ring);
+            async move {
+                match ring.status().await {
+                    Ok(status) => View::Seen(Box::new(status)),
+                    Err(error) => View::from(error),
+                }
+            }
+        };
+        join_all(rings.iter().map(look)).await
+    }
+
+    /// Puts a ring on its market, unless it was told the very same and `view` shows it there. Whether anything was said.
+    ///
+    /// # Errors
+    /// The market's refusal.
+    pub async fn publish(
+        &self,
+        relay: &str,
+        owner: &Arc<OwnerKey>,
+        demand: &Demand,
+        view: &View,
+    ) -> Result<bool, ClientError> {
+        let ring = &demand.template.ring;
+        let text = serde_json::to_vec(demand).unwrap_or_default();
+        let hash = names::digest(&[relay.as_bytes(), &text].concat());
+        let told = self.lock().get(ring) == Some(&hash);
+        if told && !matches!(view, View::Absent) {
+            return Ok(false);
+        }
+        self.client(relay, owner)?.ring(ring).demand(demand).await?;
+        self.lock().insert(ring.clone(), hash);
+        tracing::info!(
+            ring,
+            windows = demand.template.ranks.len(),
+            "the market knows what the ring wants"
+        );
+        Ok(true)
+    }
+
+    /// Takes a ring off its market. One that isn't there is gone already.
+    ///
+    /// # Errors
+    /// The market's refusal, or that it doesn't answer.
+    pub async fn withdraw(&self, relay: &str, owner: &Arc<OwnerKey>, ring: &str) -> Result<(), ClientError> {
+        match self.client(relay, owner)?.ring(ring).withdraw().await {
+            Err(error) if error.reason() != "UnknownRing" => Err(error),
+            _ => {
+                self.lock().insert(ring.to_owned(), WITHDRAWN.to_owned());
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether this process took the ring off its market.
+    pub fn is_withdrawn(&self, ring: &str) -> bool {
+        self.lock().get(ring).is_some_and(|told| told == WITHDRAWN)
+    }
+
+    /// An invite to a ring.
+    ///
+    /// # Errors
+    /// The market's refusal.
+    pub async fn invite(
+        &self,
+        relay: &str,
+        owner: &Arc<OwnerKey>,
+        request: &InviteRequest,
+    ) -> Result<SecretString, ClientError> {
+        let granted = self.client(relay, owner)?.invite(request).await?;
+        Ok(SecretString::from(granted.token))
+    }
+
+    /// Lets go of an owner's connections, for a Ring that sleeps: a client holds certificates, too.
+    pub fn release(&self, owner: PublicKey) {
+        self.clients
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|(_, known), _| *known != owner);
+    }
+
+    /// Forgets the rings of an owner, whose Ring is gone.
+    pub fn forget(&self, owner: PublicKey, rings: &[String]) {
+        self.release(owner);
+        let mut told = self.lock();
+        for ring in rings {
+            told.remove(ring);
+        }
+    }
+
+    fn client(&self, relay: &str, owner: &Arc<OwnerKey>) -> Result<MarketClient, ClientError> {
+        let key = (relay.to_owned(), owner.public());
+        let known = self
+            .clients
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&key)
+            .cloned();
+        if let Some(client) = known {
+            return Ok(client);
+        }
+        let client = MarketClient::new(relay, owner.clone())?;
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(clients.entry(key).or_insert(client).clone())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, String>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// In place of a hash.
+const WITHDRAWN: &str = "withdrawn";

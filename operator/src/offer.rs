@@ -1,0 +1,179 @@
+//! What a visit has to do with the market: how the rings stand, what they want, and invites for those with open windows.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kvasir_market::{ClientError, types::InviteRequest};
+use kvasir_wire::trust::OwnerKey;
+use secrecy::ExposeSecret;
+
+use crate::{
+    apply::{self, chain},
+    build::{self, Applied, Kind, Resources},
+    context::Context,
+    dereference::Live,
+    market::View,
+    names,
+    switch::Switch,
+    validate::{Spec, Validated},
+};
+
+/// Devices that one invite is good for.
+const INVITED: u32 = 1000;
+/// Seconds that an invite is good for: 90 days.
+const INVITE_LASTS: u32 = 90 * 24 * 3600;
+/// An invite is made anew when its Secret is so old: 60 days.
+const INVITE_RENEWED: SignedDuration = SignedDuration::from_hours(60 * 24);
+
+/// How the rings stand. Nobody asks about rings that sleep.
+pub async fn look(context: &Context, validated: &Validated, owner: &Arc<OwnerKey>) -> Vec<View> {
+    let spec = &validated.spec;
+    if spec.ring.suspend {
+        return vec![View::Unasked; spec.replicas() as usize];
+    }
+    context.markets.look(&spec.relay, owner, &rings(spec, owner)).await
+}
+
+/// Puts the rings on the market, or takes them off it when the Ring sleeps, and says how they stand then.
+pub async fn offer(
+    context: &Context,
+    validated: &Validated,
+    owner: &Arc<OwnerKey>,
+    applied: &Resources<Applied>,
+    mut views: Vec<View>,
+    switch: &Switch,
+) -> Vec<View> {
+    let spec = &validated.spec;
+    if spec.ring.suspend {
+        return sleep(context, spec, owner, views).await;
+    }
+    if matches!(switch, Switch::Hold { .. }) {
+        return views;
+    }
+    let mut changed = false;
+    for (demand, view) in applied.demands.iter().zip(&mut views) {
+        if matches!(view, View::Unreachable(_)) {
+            continue;
+        }
+        match context.markets.publish(&spec.relay, owner, demand, view).await {
+            Ok(published) => changed |= published,
+            Err(error) => {
+                tracing::warn!(
+                    ring = demand.template.ring,
+                    reason = error.reason(),
+                    error = chain(&error),
+                    "the market does not take the ring"
+                );
+                *view = View::from(error);
+            }
+        }
+    }
+    if changed {
+        let seen = look(context, validated, owner).await;
+        for (view, seen) in views.iter_mut().zip(seen) {
+            // what was refused just now says more than that there is no such ring
+            if !matches!(view, View::Refused { .. }) {
+                *view = seen;
+            }
+        }
+    }
+    views
+}
+
+async fn sleep(context: &Context, spec: &Spec, owner: &Arc<OwnerKey>, mut views: Vec<View>) -> Vec<View> {
+    let rings = rings(spec, owner);
+    let awake: Vec<&String> = rings
+        .iter()
+        .filter(|ring| !context.markets.is_withdrawn(ring))
+        .collect();
+    if awake.is_empty() {
+        return views;
+    }
+    for ring in awake {
+        if let Err(error) = context.markets.withdraw(&spec.relay, owner, ring).await {
+            told(ring, &error);
+            // it is tried again at the next visit; leases run out meanwhile
+            if let Some(view) = views.first_mut() {
+                *view = View::from(error);
+            }
+            return views;
+        }
+    }
+    context.markets.release(owner.public());
+    views
+}
+
+/// Takes rings off the market that the Ring has no more.
+pub async fn withdraw_gone(context: &Context, spec: &Spec, owner: &Arc<OwnerKey>, gone: BTreeSet<u32>) {
+    for ordinal in gone {
+        let ring = spec.on_market(ordinal, &owner.public().fingerprint());
+        // the claims of one that can't be withdrawn run out
+        if let Err(error) = context.markets.withdraw(&spec.relay, owner, &ring).await {
+            told(&ring, &error);
+        }
+    }
+}
+
+/// Keeps an invite in a Secret for each ring with open windows, so that whoever may read it can invite devices.
+///
+/// # Errors
+/// The Secret can't be written.
+pub async fn invite(
+    context: &Context,
+    validated: &Validated,
+    owner: &Arc<OwnerKey>,
+    live: &Live,
+    views: &[View],
+) -> Result<(), apply::Error> {
+    let spec = &validated.spec;
+    if spec.ring.suspend || !validated.has_open_windows() {
+        return Ok(());
+    }
+    for (ordinal, view) in views.iter().enumerate() {
+        let ordinal = ordinal as u32;
+        let there = live.get(Kind::Secret, &names::invite(&spec.name, ordinal));
+        let age = there.and_then(|secret| {
+            let made: Timestamp = secret["metadata"]["creationTimestamp"].as_str()?.parse().ok()?;
+            Some(Timestamp::now().duration_since(made))
+        });
+        if view.status().is_none() || age.is_some_and(|age| age < INVITE_RENEWED) {
+            continue;
+        }
+        let request = InviteRequest {
+            ring: spec.on_market(ordinal, &owner.public().fingerprint()),
+            uses: INVITED,
+            expires_in_s: INVITE_LASTS,
+        };
+        let token = match context.markets.invite(&spec.relay, owner, &request).await {
+            Ok(token) => token,
+            Err(error) => {
+                told(&request.ring, &error);
+                continue;
+            }
+        };
+        let Ok(secret) = build::invite(spec, ordinal, owner, token.expose_secret()) else {
+            continue;
+        };
+        if there.is_some() {
+            apply::remove(context, spec, Kind::Secret, &secret.name, live).await?;
+        }
+        apply::create(context, spec, &secret).await?;
+    }
+    Ok(())
+}
+
+fn rings(spec: &Spec, owner: &OwnerKey) -> Vec<String> {
+    let fingerprint = owner.public().fingerprint();
+    (0..spec.replicas())
+        .map(|ordinal| spec.on_market(ordinal, &fingerprint))
+        .collect()
+}
+
+fn told(ring: &str, error: &ClientError) {
+    tracing::warn!(
+        ring,
+        reason = error.reason(),
+        error = chain(error),
+        "the market was not told"
+    );
+}
