@@ -16,7 +16,7 @@ say "building Kubernetes $KUBERNETES and Helm: this takes minutes, once"
 version=k8s.io/component-base/version
 minor=${KUBERNETES#v1.}
 build() { # FILE PACKAGE LINKER-FLAGS
-  (cd "$HERE" && CGO_ENABLED=0 GOFLAGS="-mod=readonly ${GOFLAGS:-}" nice "$go" build -trimpath -o "$BIN/$1" -ldflags "-s -w $3" "$2")
+  (cd "$HERE" && CGO_ENABLED=0 GOFLAGS="-mod=readonly -buildvcs=false ${GOFLAGS:-}" nice "$go" build -trimpath -o "$BIN/$1" -ldflags "-s -w $3" "$2")
 }
 build kubernetes . "-X $version.gitVersion=$KUBERNETES -X $version.gitMajor=1 -X $version.gitMinor=${minor%.*} -X $version.gitTreeState=clean"
 build helm helm.sh/helm/v4/cmd/helm ''

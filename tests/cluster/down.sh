@@ -6,7 +6,7 @@
 
 # Processes, mounts, interfaces and routes of a node go with its process 1.
 for file in "$STATE"/pid/init-* "$STATE"/pid/*; do
-  [ -e "$file" ] && finish "$(basename "$file")"
+  if [ -e "$file" ]; then finish "$(basename "$file")"; fi
 done
 for link in /sys/class/net/kvasir-node-*; do
   [ ! -e "$link" ] || ip link delete "$(basename "$link")" 2>/dev/null || true
