@@ -131,7 +131,7 @@ for archive in "$BIN/pause.tar" "$BIN/busybox.tar"; do
   ctr --namespace k8s.io images import "$archive" >>"$STATE/log/$name-containerd.log" 2>&1
 done
 kubernetes kubelet --config "$own/kubelet.yaml" --kubeconfig "$STATE/$name.kubeconfig" --hostname-override "$name" \
-  --node-ip "$address" --node-labels "pool=$pool" >>"$STATE/log/$name-kubelet.log" 2>&1 &
+  --node-ip "$address" --node-labels "kvasir.dev/pool=$pool" >>"$STATE/log/$name-kubelet.log" 2>&1 &
 kubernetes kube-proxy --config "$own/kube-proxy.yaml" >>"$STATE/log/$name-proxy.log" 2>&1 &
 wait -n
 die "a daemon of node $name ended: see $STATE/log/$name-*.log"

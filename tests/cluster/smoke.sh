@@ -88,7 +88,7 @@ kind: Pod
 metadata: {name: gpu}
 spec:
   restartPolicy: Never
-  nodeSelector: {pool: gpu}
+  nodeSelector: {kvasir.dev/pool: gpu}
   tolerations: [{key: nvidia.com/gpu, operator: Exists}]
   containers: [{name: gpu, image: $BUSYBOX, args: [-c, "true"], resources: {limits: {nvidia.com/gpu: 1}}, securityContext: $restricted}]
 YAML

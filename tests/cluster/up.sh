@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Brings a Kubernetes cluster with real containers up on this machine, or what of it is down. Prints its kubeconfig's path.
-#   CLUSTER_NODES="cpu-1 cpu-2 gpu-1"  nodes, at the first start; the part before '-' is the label `pool`, and pool gpu is tainted
+#   CLUSTER_NODES="cpu-1 cpu-2 gpu-1"  nodes, at the first start; the part before '-' is its label kvasir.dev/pool, and gpu is tainted
 #   CLUSTER_STATE=FOLDER               what a running cluster writes, such as log/audit.log
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/lib.sh"

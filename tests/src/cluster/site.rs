@@ -180,6 +180,8 @@ impl Site {
         let mut ring = example("smollm2-135m-cluster.yaml", http_source(&self.model_url()));
         ring["spec"]["exact"] = json!(true);
         ring["spec"]["endpoint"]["serviceType"] = json!("NodePort");
+        // where it goes is for who applies it to say
+        ring["metadata"].as_object_mut().unwrap().remove("namespace");
         ring
     }
 

@@ -36,12 +36,13 @@ fn three_pods_over_two_pools_fetch_only_their_windows_and_answer_as_kvasir_up_do
     let pods = site.stages(&ring_name);
     assert_eq!(pods.len(), 3);
     let pools: BTreeSet<&str> = pods.iter().map(pool).collect();
-    assert_eq!(pools, BTreeSet::from(["cpu", "gpu"]));
+    assert_eq!(pools, BTreeSet::from(["common", "gpu"]));
     for pod in &pods {
         let node = cluster
             .get(&["node", pod["spec"]["nodeName"].as_str().unwrap()])
             .unwrap();
-        assert_eq!(node["metadata"]["labels"]["pool"], pool(pod), "{}", name(pod));
+        let kept_for_gpus = node["metadata"]["labels"]["kvasir.dev/pool"] == "gpu";
+        assert_eq!(kept_for_gpus, pool(pod) == "gpu", "{}", name(pod));
     }
 
     let sent = site.sent();
