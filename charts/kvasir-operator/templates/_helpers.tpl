@@ -63,17 +63,17 @@ helm.sh/chart: {{ printf "kvasir-operator-%s" .Chart.Version | replace "+" "_" }
 {{/* What the operator does in the namespaces of Rings. */}}
 {{- define "kvasir-operator.rules" -}}
 # Rings: read them, hold their deletion up until claims are released, write their status
-- {apiGroups: [kvasir.dev], resources: [rings], verbs: [get, list, watch, patch, update]}
-- {apiGroups: [kvasir.dev], resources: [rings/status], verbs: [patch, update]}
+- {apiGroups: [kvasir.dev], resources: [rings], verbs: [get, list, watch, patch]}
+- {apiGroups: [kvasir.dev], resources: [rings/status], verbs: [get, patch]}
 # owner references that block an owner's deletion take this where the API server checks them
 - {apiGroups: [kvasir.dev], resources: [rings/finalizers], verbs: [update]}
-# a stage: its keys, its part of the plan, its Service, the cache of its window
+# a stage's keys, its part of the plan, the Service, the cache of a window; server-side apply is create and patch
 - apiGroups: [""]
   resources: [secrets, configmaps, services, persistentvolumeclaims]
-  verbs: [get, list, watch, create, patch, update, delete]
-- {apiGroups: [apps], resources: [deployments], verbs: [get, list, watch, create, patch, update, delete]}
+  verbs: [get, list, watch, create, patch, delete]
+- {apiGroups: [apps], resources: [deployments], verbs: [get, list, watch, create, patch, delete]}
 # reads the prefix of a model on a volume
-- {apiGroups: [batch], resources: [jobs], verbs: [get, list, watch, create, patch, update, delete]}
+- {apiGroups: [batch], resources: [jobs], verbs: [get, list, watch, create, patch, delete]}
 # why a stage doesn't run: the scheduler's and the containers' own words
 - {apiGroups: [""], resources: [pods], verbs: [get, list, watch]}
 - {apiGroups: [events.k8s.io], resources: [events], verbs: [create, patch]}

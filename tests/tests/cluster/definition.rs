@@ -3,10 +3,10 @@
 use std::fs;
 use std::process::Command;
 
-use kvasir_tests::cluster::{Cluster, Site, eventually, repository, run};
+use kvasir_tests::cluster::{Cluster, Site, repository, run};
 use serde_json::json;
 
-use super::{SOON, cluster, name, suspended};
+use super::{SOON, cluster, suspended};
 
 /// A field that older definitions lack.
 const NEW_FIELD: &str = "exact";
@@ -99,12 +99,11 @@ fn s11_an_operator_that_finds_an_older_definition_says_so() {
     let mut ring = suspended(site.ring(), "older");
     ring["spec"].as_object_mut().unwrap().remove(NEW_FIELD);
     site.apply(&ring).unwrap();
-    let told = eventually(SOON, || {
-        let log = site.kubectl(&["logs", "deployment/kvasir-operator"]).ok()?;
-        log.lines()
-            .find(|line| line.contains("rings.kvasir.dev") && line.contains(NEW_FIELD))
-            .map(str::to_owned)
-    });
-    let told = told.unwrap_or_else(|| panic!("the log of {} names the missing field", name(&ring)));
-    assert!(told.contains("kvasir-crds"), "it says what to do: {told}");
+    let degraded = site.wait_condition("older", "Degraded", SOON, |c| c.status == "True");
+    assert_eq!(degraded.reason, "OutdatedDefinition", "{degraded:?}");
+    let log = site.kubectl(&["logs", "deployment/kvasir-operator"]).unwrap();
+    for told in [&degraded.message, &log] {
+        assert!(told.contains("spec.exact"), "what is missing: {told}");
+        assert!(told.contains("kvasir-crds"), "what to do: {told}");
+    }
 }

@@ -77,15 +77,16 @@ fn e4_an_image_that_is_not_there_is_named_with_its_stage() {
     let ready = not_ready(&site, name(&ring), "ErrImageNeverPull");
     let stages = site.stages(name(&ring));
     assert!(
-        stages.iter().any(|pod| ready.message.contains(deployment(pod))),
+        stages.iter().any(|pod| ready.message.contains(name(pod))),
         "{ready:?} names a stage"
     );
     assert!(reasons(&site, name(&ring)).contains(&"ErrImageNeverPull".to_owned()));
 }
 
-/// A pod's name without what its Deployment and `ReplicaSet` added.
-fn deployment(pod: &Value) -> &str {
-    name(pod).rsplitn(3, '-').last().unwrap()
+/// How messages name the window of a pod.
+fn window(pod: &Value) -> String {
+    let layers = pod["metadata"]["labels"]["kvasir.dev/layers"].as_str().unwrap();
+    format!("layers {}", layers.replace('-', ".."))
 }
 
 #[test]
@@ -139,7 +140,7 @@ fn e4_a_ring_that_was_ready_is_not_when_a_stage_cannot_start_again() {
         .find(|pod| pod["metadata"]["labels"]["kvasir.dev/rank"].is_null())
         .unwrap();
     site.kubectl(&["delete", "pod", name(lost), "--wait=false"]).unwrap();
-    let ready = not_ready(&site, name(&ring), deployment(lost));
+    let ready = not_ready(&site, name(&ring), &window(lost));
     assert!(ready.message.contains("fetch"), "{ready:?}");
     let degraded = site.wait_condition(name(&ring), "Degraded", SAID, |c| c.status == "True");
     assert_eq!(degraded.reason, "StageFailed", "{degraded:?}");
@@ -162,7 +163,8 @@ fn s12_a_change_that_a_child_cannot_take_is_a_condition_that_names_the_field() {
     assert!(made.is_some(), "a claim for the cache");
     ring["spec"]["pools"][0]["storage"] = storage("1Gi");
     site.apply(&suspended(ring, &ring_name)).unwrap();
-    let told = site.wait_condition(&ring_name, "Accepted", SAID, |c| c.status == "False");
+    let told = site.wait_condition(&ring_name, "Degraded", SAID, |c| c.status == "True");
+    assert_eq!(told.reason, "ImmutableField", "{told:?}");
     assert!(
         told.message.contains("PersistentVolumeClaim"),
         "{told:?} names the object"
