@@ -27,7 +27,7 @@ say "building the cluster's own images"
 # shellcheck source=tests/cluster/buildah.sh
 . "$HERE/buildah.sh"
 context=$(mktemp -d)
-trap 'rm -rf "$context"' EXIT
+trap 'rm -rf "$context" "$LAYERS"' EXIT
 cp -r "$HERE/images/pause" "$HERE/images/busybox" "$context"
 gcc -static -Os -s -o "$context/pause/pause" "$context/pause/pause.c"
 cp /bin/busybox "$context/busybox/busybox"

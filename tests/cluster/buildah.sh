@@ -1,7 +1,7 @@
 # Building images without a registry, a daemon, or a trace outside the cache. Sourced after lib.sh.
 # shellcheck shell=bash
 
-LAYERS=$CACHE/cluster/layers
+LAYERS=$CACHE/cluster/layers.$$ # the caller removes it
 
 run_buildah() {
   # these images come from here: there is no signature to be checked

@@ -20,7 +20,7 @@ if [ "$(cat "$archives/stamp" 2>/dev/null)" = "$stamp" ]; then
 fi
 
 context=$(mktemp -d)
-trap 'rm -rf "$context"' EXIT
+trap 'rm -rf "$context" "$LAYERS"' EXIT
 root=$context/base/root
 mkdir -p "$context/bin" "$root"/{etc/ssl/certs,tmp}
 chmod 1777 "$root/tmp"
