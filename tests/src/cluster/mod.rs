@@ -6,7 +6,6 @@ mod outside;
 mod site;
 
 use std::env;
-use std::fs;
 use std::io::Write as _;
 use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt as _;
@@ -285,9 +284,4 @@ fn keep() -> std::io::Result<Child> {
         // Ctrl-C is for the tests
         .process_group(0)
         .spawn()
-}
-
-/// Text of a file of the repository.
-pub fn text_of(file: &str) -> String {
-    fs::read_to_string(repository().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
 }

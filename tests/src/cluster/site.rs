@@ -319,7 +319,7 @@ impl Drop for Site {
 }
 
 /// Has the API server hold a namespace's pods to Pod Security "restricted".
-pub(super) fn restrict(cluster: &Cluster, namespace: &str) {
+fn restrict(cluster: &Cluster, namespace: &str) {
     let mut label = cluster.kubectl(["label", "--overwrite", "namespace", namespace]);
     for mode in ["enforce", "warn"] {
         label.arg(format!("pod-security.kubernetes.io/{mode}=restricted"));

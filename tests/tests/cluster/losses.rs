@@ -51,8 +51,9 @@ fn deleting_one_stages_pod_restarts_that_pod_alone() {
 fn the_stages_of_a_dead_node_move_to_another_of_its_pool() {
     let Some(cluster) = fixture() else { return };
     let own = cluster.own().unwrap();
-    let _restored = Restored(cluster);
     let site = Site::new(cluster, "kvasir-lost-node");
+    // gone before the site, whose pods a dead node would keep
+    let _restored = Restored(cluster);
     // The operator and the relay stay out of it, and the pool's stages begin on the node that dies.
     let here = "kubernetes\\.io/hostname=cpu-1";
     site.install(&[&format!("nodeSelector.{here}"), &format!("relay.nodeSelector.{here}")]);

@@ -24,7 +24,7 @@ fn three_pods_over_two_pools_fetch_only_their_windows_and_answer_as_kvasir_up_do
     let client = site.client(&ring_name);
     let first = eventually(FIRST_TOKEN, || {
         client
-            .stream(&question("Hello", 1))
+            .stream(&question("Hello", 4))
             .ok()
             .and_then(|mut answer| answer.next_text())
     });
