@@ -8,6 +8,7 @@
 )]
 
 pub mod client;
+pub mod cluster;
 pub mod deadline;
 pub mod gguf;
 pub mod models;

@@ -1,0 +1,261 @@
+//! What keeps a Ring from serving is said in its conditions, and takes nobody else's deletion with it.
+
+use std::time::Duration;
+
+use kvasir_tests::cluster::{Condition, Site, eventually, run};
+use serde_json::{Value, json};
+
+use super::{SOON, cluster, name, suspended};
+
+/// For the operator to say why, beyond the Ring's own deadline.
+const SAID: Duration = Duration::from_secs(60);
+/// Deadline of the Rings here.
+const DEADLINE: u32 = 5;
+/// For a deletion to end.
+const DELETED: Duration = Duration::from_secs(90);
+
+fn impatient(site: &Site) -> Value {
+    let mut ring = site.ring();
+    ring["spec"]["progressDeadlineSeconds"] = json!(DEADLINE);
+    ring
+}
+
+/// Each stage's reason, in ring order.
+fn reasons(site: &Site, ring: &str) -> Vec<String> {
+    let ring = site.get(&["ring", ring]).unwrap();
+    let stages = ring["status"]["rings"][0]["stages"].as_array().into_iter().flatten();
+    stages
+        .map(|stage| stage["reason"].as_str().unwrap_or_default().to_owned())
+        .collect()
+}
+
+fn not_ready(site: &Site, ring: &str, what: &str) -> Condition {
+    site.wait_condition(ring, "Ready", SAID, |c| c.status == "False" && c.message.contains(what))
+}
+
+#[test]
+fn e4_what_the_scheduler_says_stands_in_the_conditions() {
+    let Some(cluster) = cluster() else { return };
+    let site = Site::new(cluster, "kvasir-unscheduled");
+    site.install(&[]);
+    let mut greedy = impatient(&site);
+    greedy["metadata"]["name"] = json!("greedy");
+    greedy["spec"]["pools"][0]["resources"] = json!({ "limits": { "nvidia.com/gpu": 64 } });
+    site.apply(&greedy).unwrap();
+    let mut tainted = impatient(&site);
+    tainted["metadata"]["name"] = json!("tainted");
+    for pool in tainted["spec"]["pools"].as_array_mut().unwrap() {
+        pool.as_object_mut().unwrap().remove("tolerations");
+    }
+    site.apply(&tainted).unwrap();
+    for (ring, words) in [
+        ("greedy", "Insufficient nvidia.com/gpu"),
+        ("tainted", "untolerated taint"),
+    ] {
+        let scheduled = site.wait_condition(ring, "Scheduled", SAID, |c| c.status == "False");
+        assert_eq!(scheduled.reason, "InsufficientCapacity", "{ring}: {scheduled:?}");
+        assert!(scheduled.message.contains(words), "{ring}: {scheduled:?}");
+        assert!(
+            scheduled.message.contains("layers"),
+            "{ring}: it names the window: {scheduled:?}"
+        );
+        let ready = site.condition(ring, "Ready").unwrap();
+        assert_eq!(ready.status, "False", "{ring}: {ready:?}");
+        site.wait_condition(ring, "Progressing", SAID, |c| c.reason == "ProgressDeadlineExceeded");
+    }
+}
+
+#[test]
+fn e4_an_image_that_is_not_there_is_named_with_its_stage() {
+    let Some(cluster) = cluster() else { return };
+    let site = Site::new(cluster, "kvasir-no-image");
+    site.install(&[]);
+    let mut ring = impatient(&site);
+    ring["spec"]["image"] = json!("kvasir.local/nothing:here");
+    ring["spec"]["imagePullPolicy"] = json!("Never");
+    site.apply(&ring).unwrap();
+    let ready = not_ready(&site, name(&ring), "ErrImageNeverPull");
+    let stages = site.stages(name(&ring));
+    assert!(
+        stages.iter().any(|pod| ready.message.contains(name(pod))),
+        "{ready:?} names a stage"
+    );
+    assert!(reasons(&site, name(&ring)).contains(&"ErrImageNeverPull".to_owned()));
+}
+
+/// How messages name the window of a pod.
+fn window(pod: &Value) -> String {
+    let layers = pod["metadata"]["labels"]["kvasir.dev/layers"].as_str().unwrap();
+    format!("layers {}", layers.replace('-', ".."))
+}
+
+#[test]
+fn e4_a_fetch_that_runs_out_of_memory_is_said_to() {
+    let Some(cluster) = cluster() else { return };
+    let site = Site::new(cluster, "kvasir-out-of-memory");
+    site.install(&[]);
+    let mut ring = impatient(&site);
+    for pool in ring["spec"]["pools"].as_array_mut().unwrap() {
+        pool["podOverrides"] = json!({ "spec": { "initContainers": [
+            { "name": "fetch", "resources": { "limits": { "memory": "6Mi" }, "requests": { "memory": "6Mi" } } },
+        ] } });
+    }
+    site.apply(&ring).unwrap();
+    // a limit below what a process takes to start is told by the runtime in other words
+    let ready = site.wait_condition(name(&ring), "Ready", SAID, |c| {
+        c.status == "False" && ["OOMKilled", "StartError"].iter().any(|word| c.message.contains(word))
+    });
+    assert!(ready.message.contains("fetch"), "{ready:?}");
+}
+
+#[test]
+fn e4_a_model_that_does_not_exist_is_named() {
+    let Some(cluster) = cluster() else { return };
+    let site = Site::new(cluster, "kvasir-no-model");
+    site.install(&[]);
+    let mut ring = impatient(&site);
+    ring["spec"]["model"]["source"]["http"]["url"] = json!(site.url("nothing.gguf"));
+    site.apply(&ring).unwrap();
+    let resolved = site.wait_condition(name(&ring), "ModelResolved", SAID, |c| c.status == "False");
+    assert_eq!(resolved.reason, "SourceUnreachable");
+    assert!(
+        resolved.message.contains("404") && resolved.message.contains("nothing.gguf"),
+        "{resolved:?}"
+    );
+    assert!(site.stages(name(&ring)).is_empty());
+}
+
+#[test]
+fn e4_a_ring_that_was_ready_is_not_when_a_stage_cannot_start_again() {
+    let Some(cluster) = cluster() else { return };
+    let site = Site::new(cluster, "kvasir-falls");
+    site.install(&[]);
+    let ring = site.ring();
+    site.apply(&ring).unwrap();
+    site.wait_ready(name(&ring));
+    site.set_model(false);
+    let stages = site.stages(name(&ring));
+    let lost = stages
+        .iter()
+        .find(|pod| pod["metadata"]["labels"]["kvasir.dev/rank"].is_null())
+        .unwrap();
+    site.kubectl(&["delete", "pod", name(lost), "--wait=false"]).unwrap();
+    let ready = not_ready(&site, name(&ring), &window(lost));
+    assert!(ready.message.contains("fetch"), "{ready:?}");
+    let degraded = site.wait_condition(name(&ring), "Degraded", SAID, |c| c.status == "True");
+    assert_eq!(degraded.reason, "StageFailed", "{degraded:?}");
+    site.set_model(true);
+    site.wait_ready(name(&ring));
+    site.wait_condition(name(&ring), "Degraded", SAID, |c| c.status == "False");
+}
+
+#[test]
+fn s12_a_change_that_a_child_cannot_take_is_a_condition_that_names_the_field() {
+    let Some(cluster) = cluster() else { return };
+    let site = Site::new(cluster, "kvasir-child-fields");
+    site.install(&[]);
+    let mut ring = site.ring();
+    let storage = |size: &str| json!({ "size": size, "storageClassName": "none-such" });
+    ring["spec"]["pools"][0]["storage"] = storage("2Gi");
+    let ring_name = name(&ring).to_owned();
+    site.apply(&suspended(ring.clone(), &ring_name)).unwrap();
+    let made = eventually(SOON, || site.list(&["persistentvolumeclaims"]).first().cloned());
+    assert!(made.is_some(), "a claim for the cache");
+    ring["spec"]["pools"][0]["storage"] = storage("1Gi");
+    site.apply(&suspended(ring, &ring_name)).unwrap();
+    let told = site.wait_condition(&ring_name, "Degraded", SAID, |c| c.status == "True");
+    assert_eq!(told.reason, "ImmutableField", "{told:?}");
+    assert!(
+        told.message.contains("PersistentVolumeClaim"),
+        "{told:?} names the object"
+    );
+    assert!(told.message.contains("storage"), "{told:?} names the field");
+}
+
+#[test]
+fn e3_a_ring_goes_by_the_documented_way_when_its_operator_is_gone() {
+    let Some(cluster) = cluster() else { return };
+    let site = Site::new(cluster, "kvasir-orphaned");
+    site.install(&[]);
+    let ring = site.ring();
+    site.apply(&ring).unwrap();
+    site.wait_ready(name(&ring));
+    site.uninstall();
+    // the way that docs/operator.md names
+    site.kubectl(&["delete", "ring", name(&ring), "--wait=false"]).unwrap();
+    if site.get(&["ring", name(&ring)]).is_some() {
+        let _ = site.kubectl(&[
+            "patch",
+            "ring",
+            name(&ring),
+            "--type=merge",
+            r#"--patch={"metadata":{"finalizers":null}}"#,
+        ]);
+    }
+    let gone = eventually(DELETED, || {
+        let children = ["deployments", "services", "configmaps", "secrets"];
+        let selector = format!("--selector=kvasir.dev/ring={}", name(&ring));
+        let left = children
+            .iter()
+            .map(|kind| site.list(&[kind, &selector]).len())
+            .sum::<usize>();
+        (left == 0 && site.stages(name(&ring)).is_empty()).then_some(())
+    });
+    assert!(gone.is_some(), "owner references take the children along");
+}
+
+#[test]
+fn e3_a_namespace_goes_with_its_rings_while_events_are_refused() {
+    let Some(cluster) = cluster() else { return };
+    let site = Site::new(cluster, "kvasir-events-refused");
+    let elsewhere = "kvasir-events-refused-rings";
+    let _ = run(&mut cluster.kubectl(["delete", "namespace", elsewhere, "--ignore-not-found"]));
+    run(&mut cluster.kubectl(["create", "namespace", elsewhere])).unwrap();
+    site.install(&[&format!("watchNamespaces[1]={elsewhere}")]);
+    // events of this namespace are refused with 403
+    let role =
+        r#"--patch=[{"op":"test","path":"/rules/7/resources/0","value":"events"},{"op":"remove","path":"/rules/7"}]"#;
+    let mut patch = cluster.kubectl([
+        "patch",
+        "role",
+        "kvasir-operator",
+        "--namespace",
+        elsewhere,
+        "--type=json",
+        role,
+    ]);
+    run(&mut patch).unwrap();
+    let ring = site.ring();
+    cluster.apply(&ring, &["--namespace", elsewhere]).unwrap();
+    let ready = eventually(Duration::from_secs(120), || {
+        let ring = cluster.get(&["ring", name(&ring), "--namespace", elsewhere])?;
+        (ring["status"]["rings"][0]["ready"] == true).then_some(())
+    });
+    assert!(ready.is_some(), "a Ring whose events are refused is served");
+
+    run(&mut cluster.kubectl(["delete", "namespace", elsewhere, "--wait=false"])).unwrap();
+    let gone = eventually(DELETED, || {
+        cluster.get(&["namespace", elsewhere]).is_none().then_some(())
+    });
+    assert!(gone.is_some(), "the namespace is gone within {DELETED:?}");
+    let log = site
+        .kubectl(&["logs", "deployment/kvasir-operator", "--tail=2000"])
+        .unwrap();
+    let errors = log.lines().filter(|line| line.contains("\"ERROR\"")).count();
+    assert!(errors < 20, "{errors} errors in the operator's log:\n{log}");
+}
+
+#[test]
+fn e3_a_namespace_goes_with_its_rings_and_their_operator() {
+    let Some(cluster) = cluster() else { return };
+    let site = Site::new(cluster, "kvasir-all-gone");
+    site.install(&[]);
+    let ring = site.ring();
+    site.apply(&ring).unwrap();
+    site.wait_ready(name(&ring));
+    run(&mut cluster.kubectl(["delete", "namespace", site.namespace(), "--wait=false"])).unwrap();
+    let gone = eventually(DELETED, || {
+        cluster.get(&["namespace", site.namespace()]).is_none().then_some(())
+    });
+    assert!(gone.is_some(), "the namespace is gone within {DELETED:?}");
+}
