@@ -120,3 +120,8 @@ if [ "$purpose" = test ]; then
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "openai==$openai"
   fi
 fi
+
+# The cluster that operator and charts are tested on.
+if [ "$purpose" = test ]; then
+  tests/cluster/install.sh
+fi

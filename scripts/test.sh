@@ -38,16 +38,20 @@ suite() {
 # one profile for everything: llama.cpp is built once
 cargo=(--locked --release --workspace)
 suite fmt cargo fmt --all --check
-suite shell shellcheck scripts/*.sh .ci/run
+suite shell shellcheck --external-sources scripts/*.sh tests/cluster/*.sh .ci/run
 suite clippy cargo clippy "${cargo[@]}" --all-targets -- --deny warnings
 suite doc env RUSTDOCFLAGS='--deny warnings' cargo doc "${cargo[@]}" --no-deps
 suite build cargo build "${cargo[@]}" # the programs that the suites below start
 suite phone scripts/phone.sh # the program that tests/tests/phone.rs runs
 suite unit cargo test "${cargo[@]}" --lib --bins --no-fail-fast
 suite doctest cargo test "${cargo[@]}" --doc --no-fail-fast
-# rings have processes and deadlines of their own: one at a time
-suite ring cargo test "${cargo[@]}" --test '*' --no-fail-fast -- --test-threads=1
+# rings have processes and deadlines of their own: one at a time; all but the tests that take a cluster
+suite ring cargo test "${cargo[@]}" --test '[!c]*' --test 'c[!l]*' --no-fail-fast -- --test-threads=1
 suite python scripts/openai-client.sh
+# the cluster is Kubernetes itself, built once
+suite kubernetes tests/cluster/build.sh
+suite charts scripts/charts.sh
+suite cluster cargo test "${cargo[@]}" --test cluster --no-fail-fast -- --test-threads=1
 
 printf '\n%s\n%d passed, %d failed, %d skipped\n' "$report" "$passed" "$failed" "$skipped"
 ((failed == 0)) || exit 1
