@@ -1,6 +1,6 @@
 //! The loop against an API server in memory and a real market: from a Ring to ready, silence, and its end.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use kvasir_market::{
     Admission, Limits, Market, MarketClient, RingClient, Store, router,
@@ -28,11 +28,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     api_server::ApiServer,
-    world::{RING, WINDOWS, changed, model, ready_pod, ring, settings},
+    world::{RING, WINDOWS, changed, eventually, model, ready_pod, ring, settings},
 };
-
-/// Whatever is waited for comes within this on a busy machine.
-const WITHIN: Duration = Duration::from_secs(60);
 
 struct World {
     api: Arc<ApiServer>,
@@ -193,14 +190,6 @@ impl World {
     async fn end(self) {
         self.shutdown.cancel();
         self.operator.await.unwrap();
-    }
-}
-
-async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = tokio::time::Instant::now() + WITHIN;
-    while !is_so() {
-        assert!(tokio::time::Instant::now() < end, "{what} does not come");
-        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
