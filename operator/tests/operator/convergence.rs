@@ -313,3 +313,19 @@ async fn e1_a_ring_that_can_not_be_read_keeps_no_other_from_being_served() {
     eventually("its end", || world.api.get("rings", "models", "broken").is_none()).await;
     world.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_of_somebody_elses_is_left_alone_and_named() {
+    let world = World::new().await;
+    let service = json!({"metadata": {"name": "smollm2"}, "spec": {"selector": {"app": "other"}}});
+    world.api.put("services", "models", &service);
+    world.apply(&on_volume());
+    eventually("what is wrong", || {
+        world.condition("Degraded").as_deref() == Some("True/NameInUse")
+    })
+    .await;
+    let service = world.api.get("services", "models", "smollm2").unwrap();
+    assert_eq!(service["spec"]["selector"], json!({"app": "other"}));
+    assert_eq!(world.api.names("deployments").len(), 3, "all else is there");
+    world.end().await;
+}

@@ -82,7 +82,10 @@ impl World {
             .env("KVASIR_STAGE_IMAGE", "registry.example/kvasir-stage:1")
             .env("KVASIR_RELAY_URL", relay)
             .env("KVASIR_HTTP_LISTEN", free.to_string())
+            // a chart sets what its user left empty
             .env("KVASIR_WATCH_NAMESPACES", "")
+            .env("KVASIR_STAGE_IMAGE_PULL_POLICY", "")
+            .env("KVASIR_STAGE_IMAGE_PULL_SECRETS", "")
             .env("POD_NAME", "operator-0")
             .env("POD_NAMESPACE", "kvasir-system")
             .env_remove("RUST_LOG");

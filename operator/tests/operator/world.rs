@@ -15,7 +15,7 @@ use kvasir_operator::{
     dereference::Live,
     market::View,
     names,
-    settings::Settings,
+    settings::{PullPolicy, Settings},
     status::{self, Observed},
     switch::Switch,
     validate::{self, Validated},
@@ -71,7 +71,7 @@ pub(crate) fn changed(text: &str, from: &str, to: &str) -> String {
 pub(crate) fn settings() -> Settings {
     Settings {
         stage_image: "registry.example/kvasir-stage:1".into(),
-        stage_image_pull_policy: None,
+        stage_image_pull_policy: PullPolicy::default(),
         stage_image_pull_secrets: vec![String::new()],
         relay_url: Some("http://kvasir-relay.kvasir-system.svc:8443".into()),
         watch_namespaces: Vec::new(),
