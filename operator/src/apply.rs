@@ -35,6 +35,14 @@ pub enum Error {
         /// why
         source: Box<kube::Error>,
     },
+    /// an object of that name is there
+    #[error("{kind} {name} is there and not this Ring's: rename one of them")]
+    NameInUse {
+        /// what
+        kind: &'static str,
+        /// its name
+        name: String,
+    },
     /// nothing can be made in the namespace any more
     #[error("the namespace is being deleted")]
     NamespaceTerminating,
@@ -45,6 +53,7 @@ impl Error {
     pub fn reason(&self) -> &'static str {
         match self {
             Error::Kube { .. } => "ApplyFailed",
+            Error::NameInUse { .. } => reasons::NAME_IN_USE,
             Error::NamespaceTerminating => "NamespaceTerminating",
         }
     }
@@ -150,9 +159,15 @@ pub async fn create(context: &Context, spec: &Spec, object: &Object) -> Result<(
         field_manager: Some(labels::MANAGER.to_owned()),
         ..PostParams::default()
     };
-    api.create(&params, &value).await.map_err(failed)?;
     context.metrics.wrote(object.kind.name(), "create");
-    Ok(())
+    match api.create(&params, &value).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 409 => Err(Error::NameInUse {
+            kind: object.kind.name(),
+            name: object.name.clone(),
+        }),
+        Err(source) => Err(failed(source)),
+    }
 }
 
 async fn put(context: &Context, spec: &Spec, object: &Object, there: Option<&Value>) -> Result<Option<Refused>, Error> {

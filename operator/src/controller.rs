@@ -276,7 +276,11 @@ async fn visit(ring: &Ring, context: &Context) -> Result<Action, Error> {
         Some(owner) => Arc::new(owner),
         None => {
             let owner = OwnerKey::generate()?;
-            apply::create(context, &spec, &build::owner(&spec, &owner)?).await?;
+            let made = apply::create(context, &spec, &build::owner(&spec, &owner)?).await;
+            if let Err(error @ apply::Error::NameInUse { .. }) = &made {
+                write(ring, context, &old, stopped(ACCEPTED, error.reason(), chain(error))).await?;
+            }
+            made?;
             Arc::new(owner)
         }
     };

@@ -1,6 +1,6 @@
 //! What the operator was installed with. Every setting is an environment variable, so that a chart needs no file.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, str::FromStr};
 
 use k8s_openapi::api::core::v1::LocalObjectReference;
 use kvasir_api::ImagePullPolicy;
@@ -12,8 +12,13 @@ pub struct Settings {
     #[arg(long, env = "KVASIR_STAGE_IMAGE")]
     pub stage_image: String,
     /// When the kubelet pulls it: Always, `IfNotPresent` or Never
-    #[arg(long, env = "KVASIR_STAGE_IMAGE_PULL_POLICY", value_parser = pull_policy)]
-    pub stage_image_pull_policy: Option<ImagePullPolicy>,
+    #[arg(
+        long,
+        env = "KVASIR_STAGE_IMAGE_PULL_POLICY",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub stage_image_pull_policy: PullPolicy,
     /// Secrets to pull it with, in each Ring's namespace, separated by commas
     #[arg(long, env = "KVASIR_STAGE_IMAGE_PULL_SECRETS", value_delimiter = ',')]
     pub stage_image_pull_secrets: Vec<String>,
@@ -70,11 +75,20 @@ fn named(list: &[String]) -> impl Iterator<Item = &str> {
     list.iter().map(|name| name.trim()).filter(|name| !name.is_empty())
 }
 
-fn pull_policy(text: &str) -> Result<ImagePullPolicy, String> {
-    match text {
-        "Always" => Ok(ImagePullPolicy::Always),
-        "IfNotPresent" => Ok(ImagePullPolicy::IfNotPresent),
-        "Never" => Ok(ImagePullPolicy::Never),
-        _ => Err("it is Always, IfNotPresent or Never".to_owned()),
+/// When the kubelet pulls the image; nothing leaves it to Kubernetes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PullPolicy(pub Option<ImagePullPolicy>);
+
+impl FromStr for PullPolicy {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "" => Ok(PullPolicy(None)),
+            "Always" => Ok(PullPolicy(Some(ImagePullPolicy::Always))),
+            "IfNotPresent" => Ok(PullPolicy(Some(ImagePullPolicy::IfNotPresent))),
+            "Never" => Ok(PullPolicy(Some(ImagePullPolicy::Never))),
+            _ => Err("it is Always, IfNotPresent or Never"),
+        }
     }
 }

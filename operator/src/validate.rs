@@ -161,7 +161,7 @@ pub fn spec(ring: &Ring, settings: &Settings) -> Result<Spec, Error> {
         source,
         relay,
         image: spec.image.clone().unwrap_or_else(|| settings.stage_image.clone()),
-        image_pull_policy: spec.image_pull_policy.or(settings.stage_image_pull_policy),
+        image_pull_policy: spec.image_pull_policy.or(settings.stage_image_pull_policy.0),
         image_pull_secrets: if own_secrets {
             spec.image_pull_secrets.clone()
         } else {

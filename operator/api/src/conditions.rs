@@ -3,7 +3,8 @@
 //! All types are set, as `Unknown` with reason [`reasons::PENDING`], at the first visit. `Ready` sums up the others.
 
 /// The spec can be planned: reasons [`reasons::ACCEPTED`], [`reasons::INVALID_PLAN`], [`reasons::INVALID_SPEC`],
-/// [`reasons::NAME_TOO_LONG`], [`reasons::UNSUPPORTED_SOURCE`], [`reasons::INSUFFICIENT_MEMORY`].
+/// [`reasons::NAME_TOO_LONG`], [`reasons::NAME_IN_USE`], [`reasons::UNSUPPORTED_SOURCE`],
+/// [`reasons::INSUFFICIENT_MEMORY`].
 pub const ACCEPTED: &str = "Accepted";
 /// The model's prefix was read: reasons [`reasons::RESOLVED`], [`reasons::SOURCE_UNREACHABLE`],
 /// [`reasons::UNAUTHORIZED`], [`reasons::UNSUPPORTED_ARCHITECTURE`], [`reasons::INCOMPLETE_FILE`],

@@ -46,6 +46,13 @@ struct Target {
 
 impl ApiServer {
     pub(crate) async fn start() -> (Arc<ApiServer>, Client) {
+        let (server, url) = ApiServer::serve().await;
+        let client = Client::try_from(Config::new(url.parse().unwrap())).unwrap();
+        (server, client)
+    }
+
+    /// Its address besides.
+    pub(crate) async fn serve() -> (Arc<ApiServer>, String) {
         let server = Arc::new(ApiServer {
             objects: Mutex::default(),
             grown: watch::Sender::new(0),
@@ -54,8 +61,7 @@ impl ApiServer {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let router = Router::new().fallback(answer).with_state(server.clone());
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        let client = Client::try_from(Config::new(url.parse().unwrap())).unwrap();
-        (server, client)
+        (server, url)
     }
 
     pub(crate) fn get(&self, plural: &str, namespace: &str, name: &str) -> Option<Value> {
@@ -97,9 +103,11 @@ impl ApiServer {
         self.objects.lock().unwrap().terminating = Some(namespace.to_owned());
     }
 
-    /// What was asked to be changed, in order.
+    /// What was asked to be changed, in order; Leases are left out.
     pub(crate) fn writes(&self) -> Vec<String> {
-        self.objects.lock().unwrap().writes.clone()
+        let objects = self.objects.lock().unwrap();
+        let writes = objects.writes.iter().filter(|write| !write.contains(" leases/"));
+        writes.cloned().collect()
     }
 }
 
@@ -171,6 +179,13 @@ async fn answer(State(server): State<Arc<ApiServer>>, request: Request) -> Respo
         .filter_map(|pair| pair.split_once('='))
         .map(|(key, value)| (key.to_owned(), unescaped(value)))
         .collect();
+    if parts.uri.path() == "/version" {
+        let version = json!({
+            "major": "1", "minor": "37", "gitVersion": "v1.37.0", "gitCommit": "", "gitTreeState": "",
+            "buildDate": "", "goVersion": "", "compiler": "", "platform": "",
+        });
+        return Json(version).into_response();
+    }
     let Some(target) = target(parts.uri.path()) else {
         return refused(StatusCode::NOT_FOUND, "NotFound", &[]);
     };

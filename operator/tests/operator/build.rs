@@ -331,3 +331,22 @@ fn names_of_a_long_ring_fit() {
         assert!(object.name.len() <= 63, "{}", object.name);
     }
 }
+
+#[test]
+fn the_example_of_a_cluster_is_three_stages_over_two_pools() {
+    let text = include_str!("../../../examples/smollm2-135m-cluster.yaml");
+    let planned = validated(text).manifest;
+    let placed: Vec<(String, Option<&str>)> = planned
+        .ranks
+        .iter()
+        .map(|rank| (rank.layers.to_string(), rank.placement.as_deref()))
+        .collect();
+    assert_eq!(
+        placed,
+        [
+            ("0..10".to_owned(), Some("common")),
+            ("10..20".to_owned(), Some("gpu")),
+            ("20..30".to_owned(), Some("common"))
+        ]
+    );
+}

@@ -1,6 +1,6 @@
 //! The loop against an API server in memory and a real market: from a Ring to ready, silence, and its end.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use kvasir_market::{
     Admission, Limits, Market, MarketClient, RingClient, Store, router,
@@ -28,11 +28,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     api_server::ApiServer,
-    world::{RING, WINDOWS, changed, model, ready_pod, ring, settings},
+    world::{RING, WINDOWS, changed, eventually, model, ready_pod, ring, settings},
 };
-
-/// Whatever is waited for comes within this on a busy machine.
-const WITHIN: Duration = Duration::from_secs(60);
 
 struct World {
     api: Arc<ApiServer>,
@@ -196,14 +193,6 @@ impl World {
     }
 }
 
-async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = tokio::time::Instant::now() + WITHIN;
-    while !is_so() {
-        assert!(tokio::time::Instant::now() < end, "{what} does not come");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ring_becomes_ready_and_then_nothing_is_written_until_it_goes() {
     let world = World::new().await;
@@ -322,5 +311,21 @@ async fn e1_a_ring_that_can_not_be_read_keeps_no_other_from_being_served() {
     eventually("the other's children", || world.api.names("deployments").len() == 3).await;
     world.api.delete("rings", "models", "broken");
     eventually("its end", || world.api.get("rings", "models", "broken").is_none()).await;
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_of_somebody_elses_is_left_alone_and_named() {
+    let world = World::new().await;
+    let service = json!({"metadata": {"name": "smollm2"}, "spec": {"selector": {"app": "other"}}});
+    world.api.put("services", "models", &service);
+    world.apply(&on_volume());
+    eventually("what is wrong", || {
+        world.condition("Degraded").as_deref() == Some("True/NameInUse")
+    })
+    .await;
+    let service = world.api.get("services", "models", "smollm2").unwrap();
+    assert_eq!(service["spec"]["selector"], json!({"app": "other"}));
+    assert_eq!(world.api.names("deployments").len(), 3, "all else is there");
     world.end().await;
 }

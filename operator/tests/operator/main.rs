@@ -6,6 +6,7 @@ mod api_server;
 mod build;
 mod cases;
 mod convergence;
+mod process;
 mod rolling;
 mod status;
 mod unchanged;

@@ -1,6 +1,6 @@
 //! A Ring, its model, its owner, and what a cluster makes of its children.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::{
     api::core::v1::Pod,
@@ -15,7 +15,7 @@ use kvasir_operator::{
     dereference::Live,
     market::View,
     names,
-    settings::Settings,
+    settings::{PullPolicy, Settings},
     status::{self, Observed},
     switch::Switch,
     validate::{self, Validated},
@@ -71,7 +71,7 @@ pub(crate) fn changed(text: &str, from: &str, to: &str) -> String {
 pub(crate) fn settings() -> Settings {
     Settings {
         stage_image: "registry.example/kvasir-stage:1".into(),
-        stage_image_pull_policy: None,
+        stage_image_pull_policy: PullPolicy::default(),
         stage_image_pull_secrets: vec![String::new()],
         relay_url: Some("http://kvasir-relay.kvasir-system.svc:8443".into()),
         watch_namespaces: Vec::new(),
@@ -368,4 +368,16 @@ pub(crate) fn in_short(status: &RingStatus, type_: &str) -> String {
 
 pub(crate) fn owner_reference(value: &Value) -> OwnerReference {
     serde_json::from_value(value["metadata"]["ownerReferences"][0].clone()).unwrap()
+}
+
+/// Whatever is waited for comes within this on a busy machine.
+const WITHIN: Duration = Duration::from_secs(300);
+
+/// Looks again and again until it is so.
+pub(crate) async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = tokio::time::Instant::now() + WITHIN;
+    while !is_so() {
+        assert!(tokio::time::Instant::now() < end, "{what} does not come");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
