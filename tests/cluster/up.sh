@@ -170,7 +170,7 @@ for node in $NODES; do
     "$HERE/node.sh" "$node" "$index"
   read -r parent _ <"$STATE/pid/node-$node"
   await 10 "the process of node $node" grep --quiet . "/proc/$parent/task/$parent/children"
-  read -r init _ <"/proc/$parent/task/$parent/children"
+  init=$(tr -d ' ' <"/proc/$parent/task/$parent/children")
   note "$STATE/pid/init-$node" "$init"
   ip link add "kvasir-node-$index" type veth peer name eth0 netns "$init"
   ip link set "kvasir-node-$index" master "$BRIDGE" up
