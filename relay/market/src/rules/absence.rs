@@ -71,7 +71,7 @@ impl Trial {
     /// The claim that did not come to an edge, in the words of the claim at one end of it.
     fn named(&self, by: u64, edge: u32, end: LostEnd) -> Option<u64> {
         let edge = edge as usize;
-        if !self.relayed.get(edge)? {
+        if !*self.relayed.get(edge)? {
             return None;
         }
         let before = *self.claims.get(edge)?;

@@ -390,7 +390,7 @@ impl State {
 
 #[test]
 fn whatever_the_stages_say_no_claim_ends_by_the_word_of_one_node() {
-    let checker = Absence { depth: 11 }.checker().threads(2).spawn_bfs().join();
+    let checker = Absence { depth: 10 }.checker().threads(2).spawn_bfs().join();
     println!(
         "{} states, {} of them unlike",
         checker.state_count(),

@@ -306,7 +306,10 @@ mod tests {
             let dialled = dialler
                 .dial("http://relay.example", "ticket", Role::Successor, LIMIT)
                 .await;
-            dialled.unwrap_err().to_string()
+            match dialled.unwrap_err() {
+                EdgeError::Leg(leg) => leg.to_string(),
+                other => panic!("{other}"),
+            }
         };
         let told = dial(&format!("http://{address}")).await;
         assert!(told.contains("it is no HTTP proxy"), "{told}");
