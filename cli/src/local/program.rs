@@ -75,6 +75,7 @@ impl<'a> Program<'a> {
             .env("NO_COLOR", "1")
             .env_remove("KVASIR_LOG_FORMAT")
             .env_remove("KVASIR_ADVERTISE")
+            .env_remove("KVASIR_HEALTH")
             .env_remove("KVASIR_NETWORK");
         command
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvasir_market::client::{Backoff, ClientError, RingClient};
-use kvasir_market::types::{Claim, ClaimRequest, LostEnd, Reach, Run, StageReport, StageState};
+use kvasir_market::types::{Claim, ClaimRequest, LostEnd, OfferedWindow, Reach, Run, StageReport, StageState};
 use kvasir_plan::{Holder, LayerRange, Link, RankManifest};
 use kvasir_wire::trust::NodeKeys;
 use secrecy::SecretString;
@@ -177,7 +177,7 @@ async fn keep(
     mut reports: watch::Receiver<StageReport>,
     standing: watch::Sender<Standing>,
 ) {
-    let request = ClaimRequest {
+    let mut request = ClaimRequest {
         windows: wanted.windows,
         instance: wanted.holder.instance.clone(),
     };
@@ -210,7 +210,26 @@ async fn keep(
         }
         standing.send_replace(Standing::Seeking(text));
         tokio::time::sleep(backoff.pause()).await;
+        if MOVED.contains(&lost.reason())
+            && let Ok(status) = wanted.market.status().await
+            && let Some(windows) = windows_of(wanted.layers, &status.windows)
+        {
+            request.windows = windows;
+        }
     }
+}
+
+/// What a market says to a claim on windows that are no longer at their old place in the ring.
+const MOVED: [&str; 3] = ["Taken", "UnknownWindows", "WrongWindow"];
+
+/// Where in the ring the windows of `layers` are: the ring may have been cut anew since they were planned.
+fn windows_of(layers: LayerRange, windows: &[OfferedWindow]) -> Option<Run> {
+    let first = windows.iter().find(|window| window.layers.start == layers.start)?;
+    let last = windows.iter().find(|window| window.layers.end == layers.end)?;
+    Some(Run {
+        start: first.index,
+        end: last.index + 1,
+    })
 }
 
 async fn claim_enrolled(wanted: &mut Wanted, request: &ClaimRequest) -> Result<Claim, ClientError> {
@@ -260,4 +279,33 @@ fn is_over(error: &ClientError) -> bool {
         "ForeignClaim",
     ]
     .contains(&error.reason())
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_market::types::WindowState;
+
+    use super::*;
+
+    #[test]
+    fn windows_are_found_again_by_their_layers() {
+        let ring = |cuts: &[(u32, u32)]| -> Vec<OfferedWindow> {
+            let window = |(index, (start, end)): (usize, &(u32, u32))| OfferedWindow {
+                index: index as u32,
+                layers: LayerRange { start: *start, end: *end },
+                bytes: 1,
+                memory: 1,
+                state: WindowState::Open,
+                rate: 1,
+                uncovered_since: None,
+            };
+            cuts.iter().enumerate().map(window).collect()
+        };
+        let layers = LayerRange { start: 6, end: 12 };
+        let found = |cuts: &[(u32, u32)]| windows_of(layers, &ring(cuts));
+        assert_eq!(found(&[(0, 6), (6, 12), (12, 18)]), Some(Run { start: 1, end: 2 }));
+        assert_eq!(found(&[(0, 3), (3, 6), (6, 12), (12, 18)]), Some(Run { start: 2, end: 3 }));
+        assert_eq!(found(&[(0, 6), (6, 9), (9, 12), (12, 18)]), Some(Run { start: 1, end: 3 }));
+        assert_eq!(found(&[(0, 8), (8, 18)]), None, "cut elsewhere");
+    }
 }
