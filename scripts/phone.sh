@@ -45,5 +45,6 @@ if [ ! -d "$library/$target/lib" ]; then
   export RUSTC_BOOTSTRAP=1
   options+=('-Zbuild-std=std,panic_abort')
 fi
-cargo build "${options[@]}"
+# zig-ld takes a compiler's options; by its name rustc would take it for a bare linker
+cargo rustc "${options[@]}" -- -C linker-flavor=gcc
 install -D "$CARGO_TARGET_DIR/$target/release/kvasir" bin/kvasir-aarch64

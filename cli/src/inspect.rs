@@ -159,7 +159,7 @@ impl Inspect {
         if self.output == Output::Table
             && let Some(stages) = &shown.stages
         {
-            writeln!(std::io::stdout(), "\n{}", stage_table(stages))?;
+            write!(std::io::stdout(), "\n{}", stage_table(stages))?;
         }
         Ok(())
     }
