@@ -28,8 +28,8 @@ use tempfile::TempDir;
 
 /// The bands of docs/phones.md: of the divergence in nats, its mean over all positions, and of a likely token's
 /// log-probability.
-const MEAN_KL: f64 = 1e-3;
-const LOGPROB: f64 = 0.25;
+const MEAN_KL: f64 = 5e-3;
+const LOGPROB: f64 = 1.0;
 
 /// For windows to be fetched and loaded, one of them by an emulated processor, and a ring to form.
 const FORMS: Duration = Duration::from_secs(180);
