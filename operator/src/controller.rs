@@ -19,7 +19,7 @@ use kube::{
     core::{DeserializeGuard, NamespaceResourceScope},
     runtime::{
         Controller,
-        controller::{Action, Config},
+        controller::{self, Action, Config},
         reflector::ObjectRef,
         watcher,
     },
@@ -144,10 +144,17 @@ async fn watch(context: Arc<Context>, namespace: Option<&str>, shutdown: Cancell
         .run(visited, after_failure, context.clone());
     visits
         .for_each(|visit| {
-            if let Err(error) = visit {
-                tracing::debug!(error = chain(&error), "a visit or a watch failed");
+            let context = context.clone();
+            async move {
+                match visit {
+                    Ok(_) => {}
+                    // its children's end, or a visit that was due, tells of a Ring that has no finalizer
+                    Err(controller::Error::ObjectNotFound(ring)) => {
+                        release::gone(&ring.name, &ring.namespace.unwrap_or_default(), &context).await;
+                    }
+                    Err(error) => tracing::debug!(error = chain(&error), "a visit or a watch failed"),
+                }
             }
-            std::future::ready(())
         })
         .await;
 }

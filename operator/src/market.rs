@@ -10,7 +10,7 @@ use std::{
 
 use futures::future::join_all;
 use kvasir_market::{
-    ClientError, MarketClient,
+    ClientError, MarketClient, RingClient,
     types::{Demand, InviteRequest, RingStatus},
 };
 use kvasir_wire::trust::{OwnerKey, PublicKey};
@@ -67,8 +67,16 @@ impl From<ClientError> for View {
 #[derive(Debug, Default)]
 pub struct Markets {
     clients: Mutex<HashMap<(String, PublicKey), MarketClient>>,
-    /// by ring: hash of what its market was told
-    told: Mutex<HashMap<String, String>>,
+    told: Mutex<HashMap<String, Told>>,
+}
+
+/// What the market of one ring was told last.
+#[derive(Clone, Debug)]
+enum Told {
+    /// what it wants, by its hash, and by whom
+    Wanted(String, MarketClient),
+    /// that it is no more
+    Withdrawn,
 }
 
 impl Markets {
@@ -107,12 +115,13 @@ impl Markets {
         let ring = &demand.template.ring;
         let text = serde_json::to_vec(demand).unwrap_or_default();
         let hash = names::digest(&[relay.as_bytes(), &text].concat());
-        let told = self.lock().get(ring) == Some(&hash);
+        let told = matches!(self.lock().get(ring), Some(Told::Wanted(told, _)) if *told == hash);
         if told && !matches!(view, View::Absent) {
             return Ok(false);
         }
-        self.client(relay, owner)?.ring(ring).demand(demand).await?;
-        self.lock().insert(ring.clone(), hash);
+        let client = self.client(relay, owner)?;
+        client.ring(ring).demand(demand).await?;
+        self.lock().insert(ring.clone(), Told::Wanted(hash, client));
         tracing::info!(
             ring,
             windows = demand.template.ranks.len(),
@@ -129,15 +138,33 @@ impl Markets {
         match self.client(relay, owner)?.ring(ring).withdraw().await {
             Err(error) if error.reason() != "UnknownRing" => Err(error),
             _ => {
-                self.lock().insert(ring.to_owned(), WITHDRAWN.to_owned());
+                self.lock().insert(ring.to_owned(), Told::Withdrawn);
                 Ok(())
+            }
+        }
+    }
+
+    /// Takes all rings off their markets that this process put there and whose names begin with `prefix`, and forgets
+    /// them. A market that doesn't have it isn't asked again: claims run out.
+    pub async fn withdraw_all(&self, prefix: &str) {
+        let mut left = Vec::new();
+        self.lock().retain(|ring, told| {
+            let is_one = ring.starts_with(prefix);
+            if let (true, Told::Wanted(_, client)) = (is_one, told) {
+                left.push(client.ring(ring));
+            }
+            !is_one
+        });
+        for ended in join_all(left.iter().map(RingClient::withdraw)).await {
+            if let Err(error) = ended {
+                tracing::debug!(error = chain(&error), "the ring is not off its market");
             }
         }
     }
 
     /// Whether this process took the ring off its market.
     pub fn is_withdrawn(&self, ring: &str) -> bool {
-        self.lock().get(ring).is_some_and(|told| told == WITHDRAWN)
+        matches!(self.lock().get(ring), Some(Told::Withdrawn))
     }
 
     /// An invite to a ring.
@@ -187,10 +214,7 @@ impl Markets {
         Ok(clients.entry(key).or_insert(client).clone())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, String>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Told>> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
-
-/// In place of a hash.
-const WITHDRAWN: &str = "withdrawn";

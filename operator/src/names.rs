@@ -59,6 +59,11 @@ pub fn on_market(namespace: &str, ring: &str, ordinal: u32, owner_fingerprint: &
     format!("{namespace}.{ring}.{ordinal}.{owner}")
 }
 
+/// What the names of all rings of a Ring on the market begin with.
+pub fn all_on_market(namespace: &str, ring: &str) -> String {
+    format!("{namespace}.{ring}.")
+}
+
 /// 16 hex digits that stand for a text.
 pub fn digest(text: &[u8]) -> String {
     blake3::hash(text).to_hex()[..16].to_owned()

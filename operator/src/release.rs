@@ -1,4 +1,5 @@
 //! The finalizer, which is there for what lives outside the cluster: rings on the market. It never keeps a Ring for long.
+//! Where the operator may go before a Ring does, there is none: it would hold the namespace for ever.
 
 use std::{sync::Arc, time::Duration};
 
@@ -32,6 +33,9 @@ const TRY: Duration = Duration::from_secs(10);
 /// # Errors
 /// [`Error::Write`].
 pub async fn hold(ring: &Ring, context: &Context) -> Result<(), Error> {
+    if !context.settings.outlives(&ring.namespace().unwrap_or_default()) {
+        return Ok(());
+    }
     if ring.finalizers().iter().any(|known| known == FINALIZER) {
         return Ok(());
     }
@@ -50,6 +54,17 @@ pub async fn abandon(metadata: &ObjectMeta, context: &Context) -> Result<(), Err
         return Ok(());
     }
     write(metadata, context, &without(finalizers)).await
+}
+
+/// Takes what is left of a Ring that went without a finalizer off its market, as far as this process put it there.
+pub async fn gone(name: &str, namespace: &str, context: &Context) {
+    let rings = names::all_on_market(namespace, name);
+    if tokio::time::timeout(TRY, context.markets.withdraw_all(&rings))
+        .await
+        .is_err()
+    {
+        tracing::debug!(ring = name, namespace, "the market does not answer; claims run out");
+    }
 }
 
 /// Takes the rings of a Ring that is being deleted off the market, and lets it go: when that is done, when it can't be

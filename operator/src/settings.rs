@@ -57,6 +57,12 @@ impl Settings {
         named(&self.watch_namespaces).collect()
     }
 
+    /// Whether this operator and its rights are still there when `namespace` is being deleted: not in its own, and not
+    /// where its rights are a Role in there.
+    pub fn outlives(&self, namespace: &str) -> bool {
+        self.namespaces().is_empty() && namespace != self.pod_namespace
+    }
+
     /// Secrets to pull the stages' image with.
     pub fn pull_secrets(&self) -> Vec<LocalObjectReference> {
         named(&self.stage_image_pull_secrets)

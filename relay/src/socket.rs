@@ -36,7 +36,11 @@ impl AsyncWrite for Socket {
         }
     }
 
-    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, parts: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Socket::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
             Socket::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, parts),

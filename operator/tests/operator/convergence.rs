@@ -177,6 +177,7 @@ impl World {
                 lost_epoch: None,
                 lost_reason: None,
                 lost_edge: None,
+                lost_end: None,
             };
             client.renew(claim.id, &report).await.unwrap();
         }

@@ -332,7 +332,10 @@ impl Head {
 
     fn deliver(&mut self, told: &mut Vec<(u64, Event)>) {
         for (sequence, event) in told.drain(..) {
-            let gone = self.clients.get(&sequence).is_none_or(|client| client.try_send(event).is_err());
+            let gone = self
+                .clients
+                .get(&sequence)
+                .is_none_or(|client| client.try_send(event).is_err());
             if gone {
                 self.cancel(sequence);
             }

@@ -292,7 +292,10 @@ mod tests {
         let ring = |cuts: &[(u32, u32)]| -> Vec<OfferedWindow> {
             let window = |(index, (start, end)): (usize, &(u32, u32))| OfferedWindow {
                 index: index as u32,
-                layers: LayerRange { start: *start, end: *end },
+                layers: LayerRange {
+                    start: *start,
+                    end: *end,
+                },
                 bytes: 1,
                 memory: 1,
                 state: WindowState::Open,
@@ -304,8 +307,14 @@ mod tests {
         let layers = LayerRange { start: 6, end: 12 };
         let found = |cuts: &[(u32, u32)]| windows_of(layers, &ring(cuts));
         assert_eq!(found(&[(0, 6), (6, 12), (12, 18)]), Some(Run { start: 1, end: 2 }));
-        assert_eq!(found(&[(0, 3), (3, 6), (6, 12), (12, 18)]), Some(Run { start: 2, end: 3 }));
-        assert_eq!(found(&[(0, 6), (6, 9), (9, 12), (12, 18)]), Some(Run { start: 1, end: 3 }));
+        assert_eq!(
+            found(&[(0, 3), (3, 6), (6, 12), (12, 18)]),
+            Some(Run { start: 2, end: 3 })
+        );
+        assert_eq!(
+            found(&[(0, 6), (6, 9), (9, 12), (12, 18)]),
+            Some(Run { start: 1, end: 3 })
+        );
         assert_eq!(found(&[(0, 8), (8, 18)]), None, "cut elsewhere");
     }
 }

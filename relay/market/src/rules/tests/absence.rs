@@ -326,8 +326,8 @@ impl Model for Absence {
                 state.lost() && published.is_some_and(|published| published.claims[1] == state.claims[1])
             }),
             Property::sometimes("something comes home after it was missing", |_, state: &State| {
-                let home = state.market.accounts.values().filter(|account| account.committed > 0);
-                home.last().is_some_and(|account| account.epoch > 2) && !state.lost()
+                let mut home = state.market.accounts.values().filter(|account| account.committed > 0);
+                home.next_back().is_some_and(|account| account.epoch > 2) && !state.lost()
             }),
         ]
     }
