@@ -67,7 +67,7 @@ def readme(chart: Path) -> str:
             "",
             field("description"),
             "",
-            *([extra.read_text().strip(), ""] if extra.exists() else []),
+            *([extra.read_text().strip("\n"), ""] if extra.exists() else []),
             "## Values",
             "",
             "| value | default | |",

@@ -77,8 +77,15 @@ fn is_usage(error: &anyhow::Error) -> bool {
 
 /// `kvasir … | head`: nobody wants the rest of the output.
 fn reader_is_gone(error: &anyhow::Error) -> bool {
-    let io = error.downcast_ref::<std::io::Error>();
-    io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+    let broken = std::io::ErrorKind::BrokenPipe;
+    error
+        .chain()
+        .any(|cause| match cause.downcast_ref::<serde_json::Error>() {
+            Some(json) => json.io_error_kind() == Some(broken),
+            None => cause
+                .downcast_ref::<std::io::Error>()
+                .is_some_and(|error| error.kind() == broken),
+        })
 }
 
 /// `error: what`, then a line for each cause; a cause of several lines stays indented.

@@ -140,6 +140,18 @@ impl Up {
             Some(url) => RingMarket::on(url, folder, manifest, &planned.source, &ranks).await?,
             None => RingMarket::serve(folder, manifest, &planned.source).await?,
         };
+        if ranks.len() < manifest.ranks.len() {
+            let open = manifest
+                .ranks
+                .iter()
+                .enumerate()
+                .filter(|(rank, _)| !ranks.contains(rank));
+            let layers: Vec<String> = open.map(|(_, rank)| rank.layers.to_string()).collect();
+            eprintln!(
+                "layers {} are left to devices that join: `kvasir invite` with this Ring prints a link for them",
+                layers.join(", ")
+            );
+        }
         let api = port.local_addr()?;
         let served = Served {
             market: &market,

@@ -56,10 +56,15 @@ pub(super) async fn watch(market: &RingMarket, ready: &RingStatus, ranks: usize)
     let mut look = tokio::time::interval(WATCH_EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut told = Told::of(ready, ranks);
+    let mut epoch = ready.epoch;
     loop {
         look.tick().await;
         if let Ok(status) = market.status().await {
             told.tell(&status, ranks);
+            if status.ready && status.epoch != epoch {
+                eprintln!("the ring is ready again");
+                epoch = status.epoch;
+            }
         }
     }
 }

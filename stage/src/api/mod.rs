@@ -12,7 +12,7 @@
 #![allow(clippy::doc_markdown)]
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::extract::{DefaultBodyLimit, OriginalUri};
 use axum::http::{Method, header};
 use axum::middleware;
 use axum::response::Response;
@@ -304,12 +304,12 @@ fn prompts_at_once() -> usize {
     std::thread::available_parallelism().map_or(1, |count| count.get().div_ceil(2))
 }
 
-async fn no_route(request: Request) -> ApiError {
-    ApiError::no_route(request.method().as_str(), request.uri().path())
+async fn no_route(method: Method, OriginalUri(uri): OriginalUri) -> ApiError {
+    ApiError::no_route(method.as_str(), uri.path())
 }
 
-async fn wrong_method(request: Request) -> ApiError {
-    ApiError::wrong_method(request.method().as_str(), request.uri().path())
+async fn wrong_method(method: Method, OriginalUri(uri): OriginalUri) -> ApiError {
+    ApiError::wrong_method(method.as_str(), uri.path())
 }
 
 impl Api {
