@@ -313,7 +313,8 @@ impl Head {
                 }
                 // It left while it waited: nothing is computed for it.
                 Action::Open(open) if self.clients.get(&open.sequence).is_none_or(mpsc::Sender::is_closed) => {
-                    self.cancel(open.sequence);
+                    self.clients.remove(&open.sequence);
+                    self.scheduler.forget(open.sequence);
                 }
                 Action::Open(open) => {
                     if let Some(edge) = &self.closing_edge {

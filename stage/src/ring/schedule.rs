@@ -149,6 +149,11 @@ impl Scheduler {
         }
     }
 
+    /// Forgets a sequence whose [`Action::Open`] was not carried out: no stage knows it, and none is told of its end.
+    pub fn forget(&mut self, sequence: u64) {
+        self.active.remove(&sequence);
+    }
+
     /// Forgets everything, because the ring is no more. The ids of all sequences that were promised an answer.
     pub fn reset(&mut self) -> Vec<u64> {
         let ids = self.active.iter().filter(|(_, s)| !s.ending).map(|(id, _)| *id);
@@ -254,6 +259,11 @@ impl Scheduler {
             self.active.remove(&sequence);
             return Some(Action::Close { sequence });
         }
+        if self.in_flight.len() >= self.shape.max_laps {
+            return None;
+        }
+        // Not before there is room for its lap: a sequence that is closed without one costs the stages a frame for nothing,
+        // and their inboxes are as large as the laps on their way let them be.
         if self.active.len() < self.shape.sequences
             && let Some((sequence, request)) = self.waiting.pop_front()
         {
@@ -272,9 +282,6 @@ impl Scheduler {
             };
             self.active.insert(sequence, fresh);
             return Some(Action::Open(open));
-        }
-        if self.in_flight.len() >= self.shape.max_laps {
-            return None;
         }
         let lap = if self.last_kind == LapKind::Prefill {
             self.decode_lap().or_else(|| self.prefill_lap())

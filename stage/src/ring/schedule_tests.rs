@@ -135,6 +135,36 @@ fn running_answers_and_a_long_prompt_take_turns() {
 }
 
 #[test]
+fn who_leaves_while_waiting_costs_the_stages_nothing() {
+    let mut s = Scheduler::new(shape(1, 4, 2));
+    let stays = s.submit(request(4, 5)).unwrap();
+    for _ in 0..50 {
+        s.submit(request(4, 5)).unwrap();
+    }
+    let mut laps = vec![];
+    while let Some(action) = s.poll() {
+        match action {
+            Action::Open(open) if open.sequence != stays => s.forget(open.sequence),
+            Action::Close { sequence } => panic!("no stage knows {sequence}"),
+            Action::Lap(lap) => laps.push(lap),
+            Action::Open(_) | Action::Deliver { .. } => {}
+        }
+    }
+    assert_eq!(laps.len(), 1);
+    assert_eq!(s.load(), (1, 0));
+}
+
+#[test]
+fn a_sequence_is_opened_when_there_is_room_for_its_lap() {
+    let mut s = Scheduler::new(shape(1, 4, 2));
+    s.submit(request(4, 5)).unwrap();
+    assert_eq!(drain(&mut s).len(), 2, "its open and its lap");
+    s.submit(request(4, 5)).unwrap();
+    assert!(drain(&mut s).is_empty());
+    assert_eq!(s.load(), (1, 1));
+}
+
+#[test]
 fn a_full_queue_refuses_by_name() {
     let mut s = Scheduler::new(Shape {
         queue: 1,

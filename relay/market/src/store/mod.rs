@@ -108,6 +108,7 @@ impl Store {
     pub async fn file(path: &Path, limits: Limits) -> Result<Self, StoreError> {
         let unusable = |error: std::io::Error| StoreError::Open(sqlx::Error::Io(error));
         let path = std::path::absolute(path).map_err(unusable)?;
+        private(&path).map_err(unusable)?;
         let url = Url::from_file_path(&path).map_err(|()| unusable(std::io::ErrorKind::InvalidFilename.into()))?;
         let url = format!("sqlite://{}?mode=rwc", url.path());
         Store::open(&url, limits).await
@@ -240,6 +241,16 @@ impl Store {
     }
 }
 
+/// Makes the file where there is none, for its owner's eyes: it holds the key of edge tickets. `SQLite`'s own files beside
+/// it get the same permissions.
+fn private(path: &Path) -> std::io::Result<()> {
+    let mut options = std::fs::OpenOptions::new();
+    options.create(true).append(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path).map(drop)
+}
+
 /// An answer that was given outlives a crash of the process and of the machine.
 async fn durable(connection: &mut AnyConnection) -> Result<(), sqlx::Error> {
     sqlx::raw_sql("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA busy_timeout = 5000;")
@@ -274,4 +285,24 @@ fn signed(number: u64, what: &'static str) -> Result<i64, StoreError> {
 /// As the rules have it.
 fn unsigned(number: i64, what: &'static str) -> Result<u64, StoreError> {
     u64::try_from(number).map_err(|_| StoreError::TooBig { what })
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_database_file_is_for_its_owners_eyes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("market.sqlite");
+        let store = Store::file(&path, Limits::default()).await.unwrap();
+        store.ticket_key().await.unwrap();
+        for entry in std::fs::read_dir(folder.path()).unwrap() {
+            let entry = entry.unwrap();
+            let mode = entry.metadata().unwrap().permissions().mode();
+            assert_eq!(mode & 0o077, 0, "{:?}", entry.file_name());
+        }
+    }
 }

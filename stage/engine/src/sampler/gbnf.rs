@@ -1,7 +1,8 @@
 //! Reads a GBNF grammar before llama.cpp does: its parser says what is wrong on standard error only, runs away on
 //! `{5,2}`, and recurses as deep as the text nests. The syntax is that of llama.cpp's `llama_grammar_parser`.
 
-use std::collections::{HashMap, HashSet};
+use super::ways::{self, Alternatives, MAX_WAYS, Part, What};
+use std::collections::HashMap;
 
 /// Longest grammar.
 const MAX_BYTES: usize = 1 << 20;
@@ -22,7 +23,7 @@ pub(crate) fn check(text: &str, is_token: &dyn Fn(&str) -> bool) -> Result<(), S
         at: 0,
         is_token,
         depth: 0,
-        defined: HashSet::new(),
+        rules: HashMap::new(),
         names: HashMap::new(),
         symbols: 0,
     };
@@ -33,16 +34,20 @@ pub(crate) fn check(text: &str, is_token: &dyn Fn(&str) -> bool) -> Result<(), S
     if let Some((name, &at)) = reader
         .names
         .iter()
-        .filter(|(name, _)| !reader.defined.contains(*name))
+        .filter(|(name, _)| !reader.rules.contains_key(*name))
         .min_by_key(|(_, at)| **at)
     {
         return Err(reader.fault_at(at, &format!("rule {name} is not defined")));
     }
-    if reader.defined.contains("root") {
-        Ok(())
-    } else {
-        Err("it has no rule root".to_owned())
+    if !reader.rules.contains_key("root") {
+        return Err("it has no rule root".to_owned());
     }
+    if ways::most(&reader.rules) > MAX_WAYS {
+        return Err(format!(
+            "at one place the text may go on in more than {MAX_WAYS} ways: list fewer alternatives, and not the same ones twice"
+        ));
+    }
+    Ok(())
 }
 
 struct Reader<'a> {
@@ -50,15 +55,16 @@ struct Reader<'a> {
     at: usize,
     is_token: &'a dyn Fn(&str) -> bool,
     depth: u32,
-    defined: HashSet<&'a str>,
+    /// what was read
+    rules: HashMap<&'a str, Alternatives<'a>>,
     /// names and where they first stand
     names: HashMap<&'a str, usize>,
     /// names, and rules that llama.cpp makes
     symbols: u64,
 }
 
-/// What a repetition would repeat: the rules that llama.cpp makes for it, or nothing.
-type Item = Option<u64>;
+/// What a repetition would repeat: the rules that llama.cpp makes for it and what it is, or nothing.
+type Item<'a> = Option<(u64, What<'a>)>;
 
 impl<'a> Reader<'a> {
     fn peek(&self) -> Option<u8> {
@@ -137,11 +143,11 @@ impl<'a> Reader<'a> {
 
     fn rule(&mut self) -> Result<(), String> {
         let name = self.name()?;
-        self.defined.insert(name);
         self.space(false);
         self.expect("::=")?;
         self.space(true);
-        self.alternates(false)?;
+        let alternatives = self.alternates(false)?;
+        self.rules.insert(name, alternatives);
         match self.peek() {
             None | Some(b'\r' | b'\n') => self.space(true),
             Some(_) => return Err(self.fault("a new line is expected")),
@@ -149,50 +155,59 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn alternates(&mut self, nested: bool) -> Result<(), String> {
-        self.sequence(nested)?;
+    fn alternates(&mut self, nested: bool) -> Result<Alternatives<'a>, String> {
+        let mut alternatives = vec![self.sequence(nested)?];
         while self.eat("|") {
             self.space(true);
-            self.sequence(nested)?;
+            alternatives.push(self.sequence(nested)?);
         }
-        Ok(())
+        Ok(alternatives)
     }
 
-    fn sequence(&mut self, nested: bool) -> Result<(), String> {
-        let mut item: Item = None;
+    fn sequence(&mut self, nested: bool) -> Result<Vec<Part<'a>>, String> {
+        let mut parts = Vec::new();
+        let mut item: Item<'a> = None;
         while let Some(byte) = self.peek() {
             item = match byte {
-                b'"' => self.literal()?,
-                b'[' => self.class()?,
-                b'<' | b'!' => self.token()?,
-                b'(' => self.group()?,
-                b'.' => {
-                    self.at += 1;
-                    Some(1)
+                b'*' | b'+' | b'?' | b'{' => self.repetition(item.take(), &mut parts, nested)?,
+                _ => {
+                    let next = match byte {
+                        b'"' => self.literal()?,
+                        b'[' => self.class()?,
+                        b'<' | b'!' => self.token()?,
+                        b'(' => self.group()?,
+                        b'.' => {
+                            self.at += 1;
+                            Some((1, What::Terminal))
+                        }
+                        byte if is_word(byte) => Some((1, What::Rule(self.name()?))),
+                        _ => break,
+                    };
+                    if let Some((_, what)) = &next {
+                        parts.push(Part {
+                            what: what.clone(),
+                            optional: false,
+                        });
+                    }
+                    next
                 }
-                b'*' | b'+' | b'?' | b'{' => self.repetition(item, nested)?,
-                byte if is_word(byte) => {
-                    self.name()?;
-                    Some(1)
-                }
-                _ => break,
             };
             self.space(nested);
         }
-        Ok(())
+        Ok(parts)
     }
 
-    fn literal(&mut self) -> Result<Item, String> {
+    fn literal(&mut self) -> Result<Item<'a>, String> {
         self.at += 1;
         let mut item = None;
         while !self.eat("\"") {
             self.character()?;
-            item = Some(1);
+            item = Some((1, What::Terminal));
         }
         Ok(item)
     }
 
-    fn class(&mut self) -> Result<Item, String> {
+    fn class(&mut self) -> Result<Item<'a>, String> {
         self.at += 1;
         self.eat("^");
         let mut item = None;
@@ -202,7 +217,7 @@ impl<'a> Reader<'a> {
                 self.at += 1;
                 self.character()?;
             }
-            item = Some(1);
+            item = Some((1, What::Terminal));
         }
         Ok(item)
     }
@@ -235,7 +250,7 @@ impl<'a> Reader<'a> {
     }
 
     /// `<[id]>` or `<text>`, after an optional `!`.
-    fn token(&mut self) -> Result<Item, String> {
+    fn token(&mut self) -> Result<Item<'a>, String> {
         self.eat("!");
         let start = self.at;
         self.expect("<")?;
@@ -255,10 +270,10 @@ impl<'a> Reader<'a> {
                 return Err(self.fault_at(start, &format!("{token} is not one token of the vocabulary")));
             }
         }
-        Ok(Some(1))
+        Ok(Some((1, What::Terminal)))
     }
 
-    fn group(&mut self) -> Result<Item, String> {
+    fn group(&mut self) -> Result<Item<'a>, String> {
         if self.depth == MAX_DEPTH {
             return Err(self.fault(&format!("groups nest deeper than {MAX_DEPTH}")));
         }
@@ -267,16 +282,17 @@ impl<'a> Reader<'a> {
         self.space(true);
         let before = self.symbols;
         self.symbol(1)?;
-        self.alternates(true)?;
+        let alternatives = self.alternates(true)?;
         self.expect(")")?;
         self.depth -= 1;
-        Ok(Some(self.symbols - before))
+        Ok(Some((self.symbols - before, What::Group(alternatives))))
     }
 
-    fn repetition(&mut self, item: Item, nested: bool) -> Result<Item, String> {
+    /// Repeats the last of `parts`, which is `item`.
+    fn repetition(&mut self, item: Item<'a>, parts: &mut Vec<Part<'a>>, nested: bool) -> Result<Item<'a>, String> {
         let start = self.at;
         let (least, most) = self.bounds(nested)?;
-        let item = item.ok_or_else(|| self.fault_at(start, "there is nothing to repeat"))?;
+        let (item, what) = item.ok_or_else(|| self.fault_at(start, "there is nothing to repeat"))?;
         if most.is_some_and(|most| most < least) {
             return Err(self.fault_at(start, "the highest number of repetitions is below the lowest"));
         }
@@ -288,7 +304,18 @@ impl<'a> Reader<'a> {
             return Err(self.fault_at(start, &format!("that makes more than {MAX_REPETITION} repetitions")));
         }
         self.symbol(most.map_or(1, |most| most - least))?;
-        Ok(if most == Some(0) { None } else { Some(rules) })
+        if least == 0
+            && let Some(part) = parts.last_mut()
+        {
+            part.optional = true;
+        } else if most != Some(least) {
+            // after those that must be there, one more or what follows
+            parts.push(Part {
+                what: what.clone(),
+                optional: true,
+            });
+        }
+        Ok((most != Some(0)).then_some((rules, what)))
     }
 
     /// Least and most repetitions of `*`, `+`, `?` or `{…}`.
@@ -392,5 +419,26 @@ mod tests {
         assert_eq!(fault(&deep), "line 1, column 74: groups nest deeper than 64");
         let many = "a ::= \"b\"{0,1999}\n".repeat(11);
         assert!(fault(&many).ends_with("the grammar is too big: too many rules and repetitions"));
+    }
+
+    #[test]
+    fn grammars_that_leave_too_many_ways_open_are_refused() {
+        let too_many = "at one place the text may go on in more than 512 ways: list fewer alternatives, and not the same ones twice";
+        let doubling = |depth: u32| {
+            let rules = (1..=depth).map(|rule| format!("a{rule} ::= a{before} | a{before}\n", before = rule - 1));
+            format!("root ::= \"(\" a{depth}\na0 ::= \"x\"\n{}", rules.collect::<String>())
+        };
+        assert_eq!(fault(&doubling(40)), too_many);
+        assert_eq!(fault(&doubling(10)), too_many);
+        assert_eq!(check(&doubling(9), &|_| false), Ok(()), "512 ways");
+        let optional = |members: u32| format!("root ::= {}\"z\"", "\"x\"? ".repeat(members as usize));
+        assert_eq!(check(&optional(511), &|_| false), Ok(()));
+        assert_eq!(fault(&optional(512)), too_many);
+        assert_eq!(
+            fault(&format!("root ::= ({})+ \"z\"", "\"x\" | ".repeat(511) + "\"y\"")),
+            too_many
+        );
+        let chain = "root ::= a \"z\"\na ::= \"x\" a | \"y\"\n";
+        assert_eq!(check(chain, &|_| false), Ok(()), "a rule may go on with itself");
     }
 }

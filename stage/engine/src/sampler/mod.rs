@@ -13,6 +13,7 @@ mod history;
 mod pattern;
 mod ranking;
 mod schema;
+mod ways;
 
 pub use chance::uniform;
 
