@@ -76,7 +76,10 @@ fi
 if for_ phone test; then
   # the standard library for phones: rustup has it built, Debian has its source
   if have rustup; then
-    rustup --quiet target add "$phone_target" || die "rustup can't fetch the standard library for $phone_target"
+    if ! rustup --quiet target add "$phone_target"; then
+      echo "install: rustup can't fetch the standard library for $phone_target: Debian's Rust builds it from source"
+      [ -e /usr/lib/rustlib/src/rust/library/Cargo.toml ] || missing+=(rustc-web cargo-web rust-web-src)
+    fi
   elif [ -z "$rust" ] || [ "$(rustc --print sysroot)" = /usr ]; then
     [ -e /usr/lib/rustlib/src/rust/library/Cargo.toml ] || missing+=(rust-web-src)
   elif [ ! -d "$(rustc --print sysroot)/lib/rustlib/$phone_target/lib" ]; then

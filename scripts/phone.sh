@@ -38,6 +38,11 @@ export CARGO_INCREMENTAL=0 CARGO_PROFILE_RELEASE_STRIP=symbols
 
 options=(--locked --release --package kvasir-cli --bin kvasir --target "$target")
 library=$(rustc --print sysroot)/lib/rustlib
+if [ ! -d "$library/$target/lib" ] && [ ! -e "$library/src/rust/library/Cargo.toml" ]; then
+  # rustup's has neither: Debian's, beside it, has the source
+  PATH=/usr/bin:$PATH
+  library=$(rustc --print sysroot)/lib/rustlib
+fi
 if [ ! -d "$library/$target/lib" ]; then
   [ -e "$library/src/rust/library/Cargo.toml" ] ||
     die "rustc has neither the standard library for $target nor its source: run 'scripts/install.sh phone'"

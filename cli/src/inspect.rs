@@ -28,10 +28,10 @@ pub struct Inspect {
     #[arg(long, env = "KVASIR_STAGES", value_parser = clap::value_parser!(u32).range(1..=512))]
     stages: Option<u32>,
     /// Positions that a sequence may hold, for what stages need
-    #[arg(long, env = "KVASIR_CONTEXT_LENGTH", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    #[arg(long, env = "KVASIR_CONTEXT_LENGTH", value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     context_length: u32,
     /// Sequences served at once, for what stages need
-    #[arg(long, env = "KVASIR_SEQUENCES", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, env = "KVASIR_SEQUENCES", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     sequences: u32,
     /// Form of the output
     #[arg(short, long, env = "KVASIR_OUTPUT", value_enum, default_value_t)]
