@@ -151,13 +151,26 @@ impl Join {
                 }
                 Err(error) => return Err(error.into()),
             };
+            let strangers = link
+                .owner
+                .filter(|owner| offers.iter().any(|offer| offer.owner != *owner));
             let offers: Vec<Offer> = offers
                 .into_iter()
                 .filter(|offer| usable(offer, link.owner))
                 .map(without_first)
                 .collect();
             let Some(choice) = choose(&offers, memory) else {
-                tell(&mut told, waiting(&offers, memory));
+                tell(
+                    &mut told,
+                    match strangers.filter(|_| offers.is_empty()) {
+                        Some(owner) => format!(
+                            "waiting: all rings that are offered are others' than the owner's whom the link names ({}): if \
+                             it is not as it was sent, ask for a new one",
+                            owner.fingerprint()
+                        ),
+                        None => waiting(&offers, memory),
+                    },
+                );
                 // Up to 15 s, by chance: not all devices look at the same moment.
                 tokio::time::sleep(backoff.pause()).await;
                 continue;
