@@ -58,6 +58,8 @@ async fn unknown_paths_and_methods_have_bodies_of_the_same_shape() {
     for (path, code) in [("/v1/nothing", 404), ("/nothing", 404), ("/v1", 404), (CHAT, 405)] {
         let (status, body) = read(server.get(path).await).await;
         assert_eq!(status, code, "{path}");
+        let message = body["error"]["message"].as_str().unwrap();
+        assert!(message.contains(&format!(" {path}")), "the whole path: {message}");
         error(&body);
     }
     let (status, body) = server.ask("/healthz", json!({})).await;
