@@ -51,7 +51,7 @@ pub struct Images {
     pub tag: String,
     /// when they are pulled
     pub pull_policy: &'static str,
-    /// an image with `sh`, `nc` and `grep`, without its tag
+    /// an image with `sh`, `nc` and `timeout`, without its tag
     pub busybox: String,
     /// its tag
     pub busybox_tag: String,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use kvasir_tests::client::question;
-use kvasir_tests::cluster::{Site, eventually};
+use kvasir_tests::cluster::{Site, eventually, run};
 use serde_json::Value;
 
 use super::{answer, answer_of_kvasir_up, cluster, name};
@@ -64,13 +64,17 @@ fn three_pods_over_two_pools_fetch_only_their_windows_and_answer_as_kvasir_up_do
         );
     }
 
-    let test = cluster
-        .helm(["test", "kvasir", "--namespace", site.namespace()])
-        .output()
-        .unwrap();
-    assert!(test.status.success(), "{}", String::from_utf8_lossy(&test.stderr));
+    let tested = run(&mut cluster.helm(["test", "kvasir", "--namespace", site.namespace()]));
+    tested.unwrap_or_else(|told| panic!("{told}\n{}", logs_of_tests(&site)));
     let here = answer(client);
     assert_eq!(here, answer_of_kvasir_up(&ring));
+}
+
+/// What the pods of `helm test` printed. Those that succeeded are gone, so that its own `--logs` fails.
+fn logs_of_tests(site: &Site) -> String {
+    let selector = "--selector=app.kubernetes.io/name in (kvasir-operator-test,kvasir-relay-test)";
+    site.kubectl(&["logs", selector, "--prefix"])
+        .unwrap_or_else(|error| error)
 }
 
 fn pool(pod: &Value) -> &str {
