@@ -17,9 +17,9 @@ use crate::nginx::Nginx;
 use crate::ring::{example, http_source};
 
 /// For windows to be fetched and loaded, and a ring to form.
-const FORMS: Duration = Duration::from_secs(120);
+const FORMS: Duration = Duration::from_secs(180);
 /// For `helm install --wait`, and for objects to go.
-const SETTLES: Duration = Duration::from_secs(120);
+const SETTLES: Duration = Duration::from_secs(180);
 
 /// Name of the release, which names the objects: `kvasir-operator`, `kvasir-relay`.
 const RELEASE: &str = "kvasir";
@@ -96,7 +96,7 @@ impl Site {
         run(&mut self.helm_install("install", settings)).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Installs the definition, or brings it to the chart's version.
+    /// Installs the definition, or brings it to the chart's version, and waits until it is served.
     pub fn install_definition(&self) {
         let chart = repository().join("charts/kvasir-crds");
         let mut command = self.cluster.helm(["upgrade", "--install", "--wait", "kvasir-crds"]);
@@ -104,6 +104,15 @@ impl Site {
             .arg(chart)
             .args(["--namespace", "kvasir-definitions", "--create-namespace"]))
         .unwrap();
+        // the API server goes over to another definition a moment after it was written
+        let mut last = String::new();
+        let served = eventually(SETTLES, || {
+            self.try_apply(&self.ring()).map_err(|told| last = told).ok()
+        });
+        assert!(
+            served.is_some() || thread::panicking(),
+            "the definition is not served: {last}"
+        );
     }
 
     /// `helm install` or `upgrade` of the operator, serving this namespace, with the test's images.
@@ -190,6 +199,12 @@ impl Site {
         self.cluster.apply(object, &["--namespace", &self.namespace])
     }
 
+    /// What [`Site::apply`] would say; nothing is applied.
+    pub fn try_apply(&self, object: &Value) -> Result<String, String> {
+        let arguments = ["--namespace", &self.namespace, "--dry-run=server"];
+        self.cluster.apply(object, &arguments)
+    }
+
     /// An object of the namespace: `["ring", "smollm2"]`.
     pub fn get(&self, arguments: &[&str]) -> Option<Value> {
         let arguments = [arguments, &["--namespace", &self.namespace]].concat();
@@ -239,7 +254,17 @@ impl Site {
 
     /// Waits until a Ring is Ready.
     pub fn wait_ready(&self, ring: &str) {
-        self.wait_condition(ring, "Ready", FORMS, |ready| ready.status == "True");
+        let mut last = Value::Null;
+        let ready = eventually(FORMS, || {
+            let object = self.get(&["ring", ring])?;
+            // what is told of it as it is now, not as it was before it was changed
+            let current = object["status"]["observedGeneration"] == object["metadata"]["generation"];
+            last = object["status"]["conditions"].clone();
+            let mut conditions = last.as_array().into_iter().flatten();
+            let ready = conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True");
+            (current && ready).then_some(())
+        });
+        assert!(ready.is_some(), "{ring} is not Ready within {FORMS:?}: {last}");
     }
 
     /// Epoch of the first ring of a Ring, when it is ready.

@@ -3,7 +3,8 @@
 use std::fs;
 use std::process::Command;
 
-use kvasir_tests::cluster::{Cluster, Site, repository, run};
+use kvasir_tests::cluster::{Cluster, Site, eventually, repository, run};
+use kvasir_tests::deadline::wait_until;
 use serde_json::json;
 
 use super::{SOON, cluster, suspended};
@@ -28,6 +29,11 @@ fn install_older(cluster: &Cluster, site: &Site) {
         .arg(chart)
         .args(["--namespace", "kvasir-definitions", "--create-namespace"]))
     .unwrap();
+    // the API server goes over to another definition a moment after it was written
+    wait_until("the older definition is served", SOON, || {
+        let tried = site.try_apply(&suspended(site.ring(), "tried"));
+        tried.is_err_and(|told| told.contains(NEW_FIELD))
+    });
 }
 
 /// A definition without a field of the spec, and without the rules that speak of it.
@@ -101,7 +107,11 @@ fn s11_an_operator_that_finds_an_older_definition_says_so() {
     site.apply(&ring).unwrap();
     let degraded = site.wait_condition("older", "Degraded", SOON, |c| c.status == "True");
     assert_eq!(degraded.reason, "OutdatedDefinition", "{degraded:?}");
-    let log = site.kubectl(&["logs", "deployment/kvasir-operator"]).unwrap();
+    let log = eventually(SOON, || {
+        let log = site.kubectl(&["logs", "deployment/kvasir-operator"]).ok()?;
+        log.contains("kvasir-crds").then_some(log)
+    });
+    let log = log.expect("the operator's log says what to do");
     for told in [&degraded.message, &log] {
         assert!(told.contains("spec.exact"), "what is missing: {told}");
         assert!(told.contains("kvasir-crds"), "what to do: {told}");

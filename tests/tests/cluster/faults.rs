@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 use super::{SOON, cluster, name, suspended};
 
 /// For the operator to say why, beyond the Ring's own deadline.
-const SAID: Duration = Duration::from_secs(60);
+const SAID: Duration = Duration::from_secs(120);
 /// Deadline of the Rings here.
 const DEADLINE: u32 = 5;
 /// For a deletion to end.
-const DELETED: Duration = Duration::from_secs(90);
+const DELETED: Duration = Duration::from_secs(150);
 
 fn impatient(site: &Site) -> Value {
     let mut ring = site.ring();

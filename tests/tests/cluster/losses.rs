@@ -8,14 +8,14 @@ use kvasir_tests::cluster::{Cluster, Site, eventually, run};
 use kvasir_tests::ring::Ring;
 use serde_json::Value;
 
-use super::{SOON, answer, cluster, fixture, name, restarts, uid};
+use super::{SOON, answer, cluster, fixture, name, restarts, streamed, uid};
 
 /// For a Ring to be Ready again after one of its pods was deleted.
 const POD_BACK: Duration = Duration::from_secs(20);
 /// For the stages of a dead node to serve on another.
 const NODE_BACK: Duration = Duration::from_secs(90);
 /// For an operator or a relay that was killed to do its work again.
-const PART_BACK: Duration = Duration::from_secs(60);
+const PART_BACK: Duration = Duration::from_secs(120);
 
 #[test]
 fn deleting_one_stages_pod_restarts_that_pod_alone() {
@@ -66,7 +66,7 @@ fn the_stages_of_a_dead_node_move_to_another_of_its_pool() {
     let expected = answer(site.client(&ring));
     let on_cpu_2 = |pods: &[Value]| pods.iter().filter(|pod| pod["spec"]["nodeName"] == "cpu-2").count();
     assert!(on_cpu_2(&site.stages(&ring)) > 0);
-    let epoch = site.ready_epoch(&ring).expect("an epoch");
+    let epoch = eventually(SOON, || site.ready_epoch(&ring)).expect("an epoch");
 
     let killed = Instant::now();
     own.kill_node("cpu-2");
@@ -107,9 +107,9 @@ fn killing_the_relay_stops_no_answer_whose_edges_do_not_need_it() {
 /// Kills a part of the installation in the middle of an answer, which must come whole; afterwards all is as before.
 fn survives((site, ring): &(Site, String), part: &str) {
     let chat = question("Tell me a long story about a ring.", 200);
-    let expected = site.client(ring).stream(&chat).unwrap().text();
-    let mut streamed = site.client(ring).stream(&chat).unwrap();
-    let mut text = streamed.next_text().expect("a beginning");
+    let expected = streamed(site, ring, &chat).text();
+    let mut begun = streamed(site, ring, &chat);
+    let mut text = begun.next_text().expect("a beginning");
     let selector = format!("--selector=app.kubernetes.io/component={part}");
     let before = site.list(&["pods", &selector]);
     site.kubectl(&[
@@ -121,7 +121,7 @@ fn survives((site, ring): &(Site, String), part: &str) {
         "--wait=false",
     ])
     .unwrap();
-    text += &streamed.text();
+    text += &begun.text();
     assert_eq!(text, expected);
 
     let deployment = format!("deployment/kvasir-{part}");
@@ -141,7 +141,7 @@ fn survives((site, ring): &(Site, String), part: &str) {
     let back = eventually(PART_BACK, || (site.stages(ring).len() == 3).then_some(()));
     assert!(back.is_some(), "scaled to 1");
     site.wait_ready(ring);
-    assert_eq!(site.client(ring).stream(&chat).unwrap().text(), expected);
+    assert_eq!(streamed(site, ring, &chat).text(), expected);
 }
 
 /// A Ring that is Ready.

@@ -16,14 +16,16 @@ mod uninstalling;
 
 use std::time::Duration;
 
-use kvasir_tests::client::{Client, question};
-use kvasir_tests::cluster::Cluster;
+use kvasir_tests::client::{Answer, Client, question};
+use kvasir_tests::cluster::{Cluster, Site, eventually};
 use kvasir_tests::ring::Ring;
 use kvasir_tests::skip;
 use serde_json::{Value, json};
 
 /// For what takes a moment on a machine that is busy with other things.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(60);
+
+const CHAT: &str = "/v1/chat/completions";
 
 /// The cluster; without one the test is skipped.
 fn cluster() -> Option<&'static Cluster> {
@@ -45,9 +47,26 @@ fn asked() -> Value {
 }
 
 fn answer(client: Client) -> String {
-    let body = client.ask(&asked());
+    let answer = reached(|| client.send("POST", CHAT, Some(&asked())));
+    let status = answer.status;
+    let body = answer.json();
+    assert_eq!(status, 200, "{body}");
     let content = &body["choices"][0]["message"]["content"];
     content.as_str().unwrap_or_else(|| panic!("{body}")).to_owned()
+}
+
+/// An answer of a Ring that is ready, word by word.
+fn streamed(site: &Site, ring: &str, chat: &Value) -> Answer {
+    let client = site.client(ring);
+    reached(|| client.stream(chat))
+}
+
+/// The first answer to a request that is taken at all: a node learns where a Service leads a moment after the pods' being
+/// ready has been told. What the answer says is another matter.
+fn reached(mut send: impl FnMut() -> std::io::Result<Answer>) -> Answer {
+    let mut last = None;
+    let answer = eventually(SOON, || send().map_err(|error| last = Some(error)).ok());
+    answer.unwrap_or_else(|| panic!("the Service takes no request: {last:?}"))
 }
 
 /// What the same Ring answers as processes of this machine.

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{answer, answer_of_kvasir_up, fixture, name};
 
 /// For the cluster's windows to be loaded and offered.
-const OFFERED: Duration = Duration::from_secs(90);
+const OFFERED: Duration = Duration::from_secs(120);
 /// Where the relay is dialled, on every node.
 const NODE_PORT: u16 = 30_443;
 

@@ -28,7 +28,8 @@ fn uninstalling_leaves_the_definition_and_the_lease() {
     let ring = site.ring();
     site.apply(&ring).unwrap();
     site.wait_ready(name(&ring));
-    site.kubectl(&["delete", "ring", name(&ring), "--timeout=60s"]).unwrap();
+    site.kubectl(&["delete", "ring", name(&ring), "--timeout=120s"])
+        .unwrap();
     site.uninstall();
 
     let lease = ["lease.coordination.k8s.io/kvasir-operator".to_owned()];
