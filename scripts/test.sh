@@ -45,8 +45,9 @@ suite build cargo build "${cargo[@]}" # the programs that the suites below start
 suite phone scripts/phone.sh # the program that tests/tests/phone.rs runs
 suite unit cargo test "${cargo[@]}" --lib --bins --no-fail-fast
 suite doctest cargo test "${cargo[@]}" --doc --no-fail-fast
-# rings have processes and deadlines of their own: one at a time; all but the tests that take a cluster
-suite ring cargo test "${cargo[@]}" --test '[!c]*' --test 'c[!l]*' --no-fail-fast -- --test-threads=1
+# rings have processes and deadlines of their own: one at a time; all but the tests that take a cluster. One of them starts an
+# example, which cargo builds only where it is told to
+suite ring cargo test "${cargo[@]}" --examples --test '[!c]*' --test 'c[!l]*' --no-fail-fast -- --test-threads=1
 suite python scripts/openai-client.sh
 # the cluster is Kubernetes itself, built once
 suite kubernetes tests/cluster/build.sh

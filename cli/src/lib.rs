@@ -66,18 +66,18 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
     };
     if let Command::Stage(stage) = cli.command {
-        kvasir_stage::cli::log_to_stderr();
+        kvasir_process::log_to_stderr();
         return stage.run();
     }
     if let Command::Relay(relay) = cli.command {
-        kvasir_relay::cli::log_to_stderr();
+        kvasir_process::log_to_stderr();
         return relay.run();
     }
     let logs = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
     tracing_subscriber::fmt()
         .with_env_filter(logs)
         .with_writer(std::io::stderr)
-        .with_ansi(kvasir_stage::cli::colours())
+        .with_ansi(kvasir_process::colours())
         .init();
     // Another provider can't have been installed before; if it was, it serves as well.
     let _ = rustls::crypto::ring::default_provider().install_default();

@@ -8,6 +8,7 @@ use kube::{
     core::Status,
 };
 use kvasir_api::conditions::reasons;
+use kvasir_process::chain;
 use serde_json::Value;
 
 use crate::{
@@ -280,20 +281,4 @@ pub fn text(error: &kube::Error) -> String {
         kube::Error::Api(status) => status.message.clone(),
         other => chain(other),
     }
-}
-
-/// An error and its causes on one line.
-pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        // a transparent error repeats its source
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        next = cause.source();
-    }
-    text
 }

@@ -1,9 +1,6 @@
 //! The command line of the operator.
 
-use std::{
-    io::{IsTerminal as _, Write as _},
-    process::ExitCode,
-};
+use std::{io::Write as _, process::ExitCode};
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -54,20 +51,4 @@ fn print_definition() -> anyhow::Result<()> {
     let text = kvasir_api::crd_yaml()?;
     std::io::stdout().write_all(text.as_bytes())?;
     Ok(())
-}
-
-/// Sends log lines to standard error: text, or JSON when `KVASIR_LOG_FORMAT=json`. Levels come from `RUST_LOG`.
-pub fn log_to_stderr() {
-    use tracing_subscriber::{EnvFilter, fmt};
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let lines = fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false);
-    if std::env::var("KVASIR_LOG_FORMAT").is_ok_and(|form| form == "json") {
-        lines.json().init();
-    } else {
-        lines.init();
-    }
 }

@@ -9,7 +9,7 @@ use kvasir_api::{Ring, VERSION};
 use serde_json::Value;
 use tokio::sync::watch;
 
-use crate::apply::chain;
+use kvasir_process::chain;
 
 /// While the definition isn't the one needed, it is looked at this often.
 const AGAIN: Duration = Duration::from_secs(60);

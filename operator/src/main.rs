@@ -7,6 +7,6 @@ use kvasir_operator::cli::Cli;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    kvasir_operator::cli::log_to_stderr();
+    kvasir_process::log_to_stderr();
     cli.run()
 }

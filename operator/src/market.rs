@@ -13,10 +13,11 @@ use kvasir_market::{
     ClientError, MarketClient, RingClient,
     types::{Demand, InviteRequest, RingStatus},
 };
+use kvasir_process::chain;
 use kvasir_wire::trust::{OwnerKey, PublicKey};
 use secrecy::SecretString;
 
-use crate::{apply::chain, names};
+use crate::names;
 
 /// A ring as its market sees it.
 #[derive(Clone, Debug)]

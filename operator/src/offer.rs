@@ -4,11 +4,12 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kvasir_market::{ClientError, types::InviteRequest};
+use kvasir_process::chain;
 use kvasir_wire::trust::OwnerKey;
 use secrecy::ExposeSecret;
 
 use crate::{
-    apply::{self, chain},
+    apply,
     build::{self, Applied, Kind, Resources},
     context::Context,
     dereference::Live,

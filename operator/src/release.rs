@@ -11,12 +11,11 @@ use kube::{
     runtime::controller::Action,
 };
 use kvasir_api::Ring;
+use kvasir_process::chain;
 use kvasir_wire::trust::OwnerKey;
 use serde_json::json;
 
-use crate::{
-    apply::chain, build::OWNER_KEY, context::Context, controller::Error, names, status::pods::since, validate,
-};
+use crate::{build::OWNER_KEY, context::Context, controller::Error, names, status::pods::since, validate};
 
 /// The finalizer.
 pub const FINALIZER: &str = "kvasir.dev/release-claims";

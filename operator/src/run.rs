@@ -4,12 +4,9 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use kube::Client;
+use kvasir_process::stop_on_signals;
 use prometheus_client::registry::Registry;
-use tokio::{
-    net::TcpListener,
-    signal::unix::{SignalKind, signal},
-    sync::watch,
-};
+use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -109,17 +106,4 @@ async fn connected() -> Result<Client, kube::Error> {
     let version = client.apiserver_version().await?;
     tracing::info!(kubernetes = version.git_version, "the API server answers");
     Ok(client)
-}
-
-fn stop_on_signals(shutdown: CancellationToken) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        shutdown.cancel();
-    });
-    Ok(())
 }

@@ -1,19 +1,14 @@
 //! The command line of a relay.
 
-use std::{
-    io::IsTerminal as _, net::SocketAddr, path::PathBuf, process::ExitCode, thread::available_parallelism,
-    time::Duration,
-};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, thread::available_parallelism, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use clap::Parser;
 use kvasir_market::{Admission, Market, TicketKey, router};
+use kvasir_process::stop_on_signals;
 use kvasir_wire::trust::PublicKey;
 use prometheus_client::registry::Registry;
-use tokio::{
-    net::TcpListener,
-    signal::unix::{SignalKind, signal},
-};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -170,19 +165,6 @@ fn ticket_key(path: &std::path::Path) -> anyhow::Result<TicketKey> {
     Ok(TicketKey::from_bytes(bytes.0))
 }
 
-fn stop_on_signals(shutdown: CancellationToken) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        shutdown.cancel();
-    });
-    Ok(())
-}
-
 /// Takes as many files as the system allows, and says so when they are too few for the legs.
 fn raise_file_limit(legs: u64) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -202,21 +184,5 @@ fn raise_file_limit(legs: u64) {
             needed = legs + OTHER_FILES,
             "the limit of open files (ulimit -n) is below what --max-legs needs"
         );
-    }
-}
-
-/// Sends log lines to standard error: text, or JSON when `KVASIR_LOG_FORMAT=json`. Levels come from `RUST_LOG`.
-pub fn log_to_stderr() {
-    use tracing_subscriber::{EnvFilter, fmt};
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let lines = fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false);
-    if std::env::var("KVASIR_LOG_FORMAT").is_ok_and(|form| form == "json") {
-        lines.json().init();
-    } else {
-        lines.init();
     }
 }

@@ -7,6 +7,6 @@ use kvasir_relay::cli::Cli;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    kvasir_relay::cli::log_to_stderr();
+    kvasir_process::log_to_stderr();
     cli.run()
 }

@@ -8,7 +8,7 @@ mod profile;
 mod run;
 mod window;
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -66,28 +66,6 @@ fn block_on(job: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()>
     // Threads that still read a file or compute must not keep the process.
     runtime.shutdown_background();
     done
-}
-
-/// Sends log lines to standard error: text, or JSON when `KVASIR_LOG_FORMAT=json`. Levels come from `RUST_LOG`.
-pub fn log_to_stderr() {
-    use tracing_subscriber::{EnvFilter, fmt};
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let lines = fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(colours())
-        .with_target(false);
-    if std::env::var("KVASIR_LOG_FORMAT").is_ok_and(|f| f == "json") {
-        lines.json().init();
-    } else {
-        lines.init();
-    }
-}
-
-/// Whether log lines may have colours: on a terminal whose user doesn't forbid them (<https://no-color.org>).
-pub fn colours() -> bool {
-    let forbidden = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    !forbidden && std::io::stderr().is_terminal()
 }
 
 /// Waits for the end of standard input, if that means anything: whatever ends it has ended the parent.

@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use kvasir_stage::cli::{Cli, log_to_stderr};
+use kvasir_stage::cli::Cli;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    log_to_stderr();
+    kvasir_process::log_to_stderr();
     cli.run()
 }

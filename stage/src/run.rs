@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use kvasir_market::client::{Backoff, RingClient};
 use kvasir_market::types::{Enrolment, StageState};
 use kvasir_plan::{LayerRange, RankManifest};
+use kvasir_process::chain;
 use kvasir_wire::edge::Timings;
 use kvasir_wire::trust::{NodeKeys, PublicKey, SignedManifest};
 use tokio::net::TcpListener;
@@ -524,18 +525,6 @@ fn epoch_claimed(signed: &SignedManifest) -> Option<u64> {
     serde_json::from_str::<RankManifest>(&signed.manifest)
         .ok()
         .map(|m| m.epoch)
-}
-
-/// An error and its causes on one line.
-pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        next = cause.source();
-    }
-    text
 }
 
 /// Resident memory of this process in bytes, 0 where the system doesn't say.

@@ -43,6 +43,6 @@ impl Tokenizer for Vocabulary {
     }
 
     fn check_grammar(&self, grammar: &Grammar) -> Result<(), String> {
-        sampler::check_grammar(grammar, self).map_err(|e| crate::run::chain(&e))
+        sampler::check_grammar(grammar, self).map_err(|e| kvasir_process::chain(&e))
     }
 }

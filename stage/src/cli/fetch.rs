@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use kvasir_gguf::source::{Access, ModelSource};
+use kvasir_process::chain;
 use secrecy::SecretString;
 use serde_json::json;
 
 use super::{read_plan, say, stdin_ended};
 use crate::fetch::{FetchError, Fetched, Progress, RankFiles};
-use crate::run::chain;
 
 /// How progress is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -11,6 +11,7 @@ use anyhow::{Context, ensure};
 use kvasir_gguf::source::{Access, ModelSource};
 use kvasir_market::client::MarketClient;
 use kvasir_market::types::{ClaimRequest, Reach, Run, StageState};
+use kvasir_process::chain;
 use kvasir_wire::edge::Timings;
 use kvasir_wire::trust::{NodeKeys, PublicKey};
 use serde_json::json;
@@ -20,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::say;
 use super::window::{EngineArgs, FORM_WITHIN, Prepared, cancel_on_signal, probe, relays};
 use crate::fetch::{Progress, RankFiles};
-use crate::run::{Keeper, RunError, Stage, Standing, Wanted, chain};
+use crate::run::{Keeper, RunError, Stage, Standing, Wanted};
 
 /// A claim that was lost is claimed again for this long; then other windows may be better.
 const CLAIM_AGAIN: Duration = Duration::from_secs(60);

@@ -112,7 +112,7 @@ impl Compute for Loaded {
             .vocabulary
             .as_ref()
             .ok_or("this rank has no vocabulary: only the last rank samples")?;
-        let sampler = Sampler::new(sampling, prompt, vocabulary).map_err(|e| crate::run::chain(&e))?;
+        let sampler = Sampler::new(sampling, prompt, vocabulary).map_err(|e| kvasir_process::chain(&e))?;
         Ok(Box::new(OneSequence(sampler)))
     }
 
@@ -144,7 +144,7 @@ impl Sample for OneSequence {
                 logits: bytes::Bytes::new(),
                 error: String::new(),
             },
-            Err(e) => failed(position, crate::run::chain(&e)),
+            Err(e) => failed(position, kvasir_process::chain(&e)),
         }
     }
 }

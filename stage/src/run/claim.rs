@@ -5,12 +5,13 @@ use std::time::Duration;
 use kvasir_market::client::{Backoff, ClientError, RingClient};
 use kvasir_market::types::{Claim, ClaimRequest, LostEnd, OfferedWindow, Reach, Run, StageReport, StageState};
 use kvasir_plan::{Holder, LayerRange, Link, RankManifest};
+use kvasir_process::chain;
 use kvasir_wire::trust::NodeKeys;
 use secrecy::SecretString;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::{chain, enrolment, resident_bytes};
+use super::{enrolment, resident_bytes};
 
 /// A stage says where it stands at least this often, and three times in each lease.
 const HEARTBEAT: Duration = Duration::from_secs(5);

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use kvasir_market::client::{Backoff, RingClient};
 use kvasir_market::types::Positions;
+use kvasir_process::chain;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-use super::chain;
 use crate::ring::head::HeadHandle;
 
 /// The counter of the running epoch is told this often while it grows.

@@ -3,9 +3,9 @@
 use async_trait::async_trait;
 use kvasir_market::client::RingClient;
 use kvasir_market::types::{EdgeRole, TicketRequest};
+use kvasir_process::chain;
 use kvasir_wire::edge::LegError;
 
-use super::chain;
 use crate::ring::relays::{EdgeTicket, Role, Tickets};
 
 #[async_trait]

@@ -113,13 +113,13 @@ impl Market {
                 () = async { drop(draining.wait_for(|draining| *draining).await) } => break,
             };
             if let Err(error) = done {
-                tracing::warn!(reason = error.reason(), error = %super::refused::chain(&error), "the store fails");
+                tracing::warn!(reason = error.reason(), error = %kvasir_process::chain(&error), "the store fails");
             }
         }
         if let Some(url) = public_url
             && let Err(error) = self.store.retire(url).await
         {
-            tracing::warn!(reason = error.reason(), error = %super::refused::chain(&error), "the store fails");
+            tracing::warn!(reason = error.reason(), error = %kvasir_process::chain(&error), "the store fails");
         }
     }
 

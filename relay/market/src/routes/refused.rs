@@ -6,6 +6,7 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
+use kvasir_process::chain;
 
 use super::limit::Limited;
 use crate::{
@@ -102,14 +103,6 @@ fn rule_status(error: &RuleError) -> StatusCode {
         "ForeignOwner" | "ForeignClaim" | "Unsigned" | "NotRank0" | "NotAtEdge" => StatusCode::FORBIDDEN,
         _ => StatusCode::UNPROCESSABLE_ENTITY,
     }
-}
-
-/// An error and its causes on one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    std::iter::successors(Some(error), |error| error.source())
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(": ")
 }
 
 impl IntoResponse for Refused {
