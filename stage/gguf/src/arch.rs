@@ -169,6 +169,24 @@ pub(crate) const PER_LAYER: &[&str] = &[
 /// Arrays under the architecture's prefix that don't, however long they are.
 pub(crate) const WHOLE: &[&str] = &["rope.dimension_sections"];
 
+/// What is known about one architecture, in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// `general.architecture`
+    pub name: &'static str,
+    /// how the kinds of its layers are told
+    pub kinds: &'static str,
+    /// what happens to the input of its first layer
+    pub input: &'static str,
+    /// what windows of it have to mind, or why there are none
+    pub cut: Result<&'static str, &'static str>,
+}
+
+/// Every architecture that llama.cpp knows: those that are cut, then those that aren't, each by name.
+pub fn known() -> impl Iterator<Item = Described> {
+    std::iter::empty()
+}
+
 /// Why an architecture isn't cut.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
