@@ -246,6 +246,14 @@ pub fn check(model: &Model, role: &WindowRole) -> Result<(), Error> {
     plan(model, role).map(drop)
 }
 
+/// Lengths that [`check`] refuses for the last window of a model of this architecture, layers of the trunk and vocabulary,
+/// whatever its other keys say.
+pub fn refused_last_lengths(architecture: &str, layers: u32, vocabulary: u32) -> Vec<u32> {
+    arch::named(architecture).map_or_else(Vec::new, |known| {
+        by_layers::refused_last_lengths(known, layers, vocabulary)
+    })
+}
+
 /// What is decided about a window before anything is written.
 struct Plan {
     architecture: &'static Architecture,

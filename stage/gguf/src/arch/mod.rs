@@ -160,12 +160,30 @@ pub fn known() -> impl Iterator<Item = Described> {
     cut.chain(refused)
 }
 
-/// Architectures that are cut, where llama.cpp builds each (under `src/`), and whether its windows' input is taken as it is
-/// from `llama_batch.embd`.
-pub fn sources() -> impl Iterator<Item = (&'static str, &'static str, bool)> {
-    table::KNOWN
-        .iter()
-        .map(|known| (known.name, known.source, known.input == Input::Embeddings))
+/// What the table says of llama.cpp's own source, for the test that compares the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Upstream {
+    /// `general.architecture`
+    pub name: &'static str,
+    /// the file that builds its graph, under `src/`
+    pub source: &'static str,
+    /// hidden states that come in are the input of the first layer
+    pub plain_input: bool,
+    /// something is read off the number of layers
+    pub by_layers: bool,
+    /// `output.weight` is asked for by that name
+    pub own_head: bool,
+}
+
+/// Each architecture that is cut, as the table has it.
+pub fn upstream() -> impl Iterator<Item = Upstream> {
+    table::KNOWN.iter().map(|known| Upstream {
+        name: known.name,
+        source: known.source,
+        plain_input: known.input == Input::Embeddings,
+        by_layers: known.by_layers != ByLayers::Nothing,
+        own_head: known.head.own,
+    })
 }
 
 fn input_words(input: Input, scale: InputScale) -> &'static str {
@@ -226,16 +244,18 @@ impl Error {
     }
 }
 
+/// The table's entry of this name.
+pub(crate) fn named(name: &str) -> Option<&'static Architecture> {
+    table::KNOWN.iter().find(|known| known.name == name)
+}
+
 /// What is known about the model's architecture.
 pub(crate) fn of(model: &Model) -> Result<&'static Architecture, Error> {
     let name = model.architecture();
-    let known = table::KNOWN
-        .iter()
-        .find(|known| known.name == name)
-        .ok_or_else(|| Error::Unsupported {
-            name: name.into(),
-            why: refused::why(name),
-        })?;
+    let known = named(name).ok_or_else(|| Error::Unsupported {
+        name: name.into(),
+        why: refused::why(name),
+    })?;
     let set = |key: &&'static str| model.get(key).is_some_and(|value| value.as_u64() != Some(0));
     let untested = known.without.iter().copied().find(set);
     let bidirectional = model.get("attention.causal") == Some(Value::Bool(false));

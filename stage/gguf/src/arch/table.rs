@@ -179,10 +179,10 @@ pub(super) const KNOWN: &[Architecture] = &[
         source: "models/mistral3.cpp",
         ..PLAIN
     },
-    // loads and computes as deepseek2
+    // loaded and computed as deepseek2
     Architecture {
         name: "mistral4",
-        source: "models/mistral4.cpp",
+        source: "models/deepseek2.cpp",
         by_layers: ByLayers::LightAttention,
         minds: "as deepseek2",
         ..PLAIN

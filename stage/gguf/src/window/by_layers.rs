@@ -60,19 +60,27 @@ fn query_scale(model: &Model, scaled_at: u32, role: &WindowRole) -> Result<Measu
     Ok(Measures::default())
 }
 
+/// Lengths that the last window of such a model can't have; others can be padded.
+pub(super) fn refused_last_lengths(architecture: &Architecture, layers: u32, vocabulary: u32) -> Vec<u32> {
+    if architecture.by_layers != ByLayers::LightAttention || is_light(layers, vocabulary) {
+        return Vec::new();
+    }
+    (1..layers).filter(|length| is_light(*length, vocabulary)).collect()
+}
+
+fn is_light(layers: u32, vocabulary: u32) -> bool {
+    matches!(layers, 26 | 27) || layers == 48 && vocabulary == 128_256
+}
+
 /// `llama_model_deepseek2::load_arch_hparams`: 26 and 27 layers, and 48 with a certain vocabulary, are a light model, whose
 /// queries aren't compressed whatever `attention.q_lora_rank` says; 47 and 48 with another vocabulary gate their experts
 /// by a sigmoid where `expert_gating_func` doesn't say otherwise, all others by a softmax.
 fn light_attention(model: &Model, role: &WindowRole) -> Result<Measures, Error> {
-    const LIGHT_VOCABULARY: u32 = 128_256;
     const SIGMOID_VOCABULARY: u32 = 154_880;
     // `llama_expert_gating_func_type`
     const SOFTMAX: u32 = 1;
     const SIGMOID: u32 = 2;
 
-    let is_light = |layers: u32, vocabulary: u32| {
-        matches!(layers, 26 | 27) || layers == 48 && vocabulary == LIGHT_VOCABULARY
-    };
     let number = |key: &str| model.get(key).and_then(Value::as_u32).unwrap_or(0);
     let layers = model.layers();
     let vocabulary = vocabulary_told(model);
@@ -86,7 +94,8 @@ fn light_attention(model: &Model, role: &WindowRole) -> Result<Measures, Error> 
         return Ok(measures);
     }
     let window = role.layers.end - role.layers.start;
-    let taken_for_light = |padding: u32| is_light(window + padding, if role.last { model.vocabulary().unwrap_or(0) } else { 1 });
+    let carried = if role.last { model.vocabulary()? } else { 1 };
+    let taken_for_light = |padding: u32| is_light(window + padding, carried);
     if !taken_for_light(0) {
         return Ok(measures);
     }
