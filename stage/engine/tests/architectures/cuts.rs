@@ -39,22 +39,31 @@ pub(crate) struct Case {
     pub(crate) mtp: bool,
     /// without an output head of its own
     pub(crate) tied: bool,
+    /// in place of the usual number of layers
+    pub(crate) layers: Option<u32>,
 }
 
 impl Case {
     /// Name and variant.
     pub(crate) fn label(self) -> String {
-        let mut label = self.architecture.label().to_owned();
-        for (is, what) in [(self.mtp, ", MTP"), (self.tied, ", tied head")] {
-            if is {
-                label += what;
-            }
+        let mut parts = vec![self.architecture.label().to_owned()];
+        if self.mtp {
+            parts.push("MTP".to_owned());
         }
-        label
+        if self.tied {
+            parts.push("tied head".to_owned());
+        }
+        if let Some(layers) = self.layers {
+            parts.push(format!("{layers} layers"));
+        }
+        parts.join(", ")
     }
 
     fn model(self) -> RandomModel {
-        let model = RandomModel::new(self.architecture).mtp_layers(self.mtp.into());
+        let layers = self.layers.unwrap_or_else(|| self.architecture.default_layers());
+        let model = RandomModel::new(self.architecture)
+            .layers(layers)
+            .mtp_layers(self.mtp.into());
         if self.tied { model.tied() } else { model }
     }
 }
@@ -100,17 +109,16 @@ pub(crate) fn show(backend: &Backend, case: Case) -> Shown {
 
     let (mut two, mut refused) = (Vec::new(), Vec::new());
     for at in 1..layers {
-        match (planned(&profile, &[at]), missing_kind(&model, at)) {
+        match (planned(&profile, &[at]), Wrong::of(&model, at)) {
             (Ok(()), None) => {
                 equals_the_whole(&[at]);
                 two.push(at);
             }
-            (Err(error), Some(missing)) => refused.push((at, refusal(&model, at, &error, missing))),
-            (verdict, missing) => panic!("{label}, cut at {at}: {verdict:?}, and the last window misses {missing:?}"),
+            (Err(error), Some(wrong)) => refused.push((at, wrong.words(&model, at, &error))),
+            (verdict, wrong) => panic!("{label}, cut at {at}: {verdict:?} of the planner, and wrong is {wrong:?}"),
         }
     }
-    let latest = two.last().copied().unwrap_or(0);
-    let three = sample(latest, label.len() as u64);
+    let three = sample(&two, label.len() as u64);
     for cuts in &three {
         planned(&profile, cuts).unwrap_or_else(|refused| panic!("{label}, cut at {cuts:?}: {refused}"));
         equals_the_whole(cuts);
@@ -166,45 +174,64 @@ fn bounds(cuts: &[u32], layers: u32) -> Vec<(u32, u32)> {
     starts.zip(cuts.iter().copied().chain([layers])).collect()
 }
 
-/// The kind of layer that a hybrid model's last window from `start` on hasn't got, told by the tensors alone.
-fn missing_kind(model: &Model, start: u32) -> Option<&'static str> {
-    let is_recurrent = |layer: u32| {
-        let mut tensors = model.tensors_of_layer(layer);
-        tensors.any(|tensor| tensor.name.contains(".ssm_") || tensor.name.contains(".shortconv."))
-    };
-    let count = |from: u32| (from..model.layers()).filter(|layer| is_recurrent(*layer)).count() as u32;
-    match (count(0), count(start)) {
-        (0, _) => None,
-        (_, 0) => Some("recurrent"),
-        (_, some) if some == model.layers() - start => Some("full-attention"),
-        _ => None,
+/// What is wrong with a last window, told by the tensors alone.
+#[derive(Debug)]
+enum Wrong {
+    /// a hybrid model's window without one of the kinds
+    Lacks(&'static str),
+    /// as long as a light model of the same architecture, which has other tensors
+    Light,
+}
+
+impl Wrong {
+    fn of(model: &Model, start: u32) -> Option<Wrong> {
+        let is_recurrent = |layer: u32| {
+            let mut tensors = model.tensors_of_layer(layer);
+            tensors.any(|tensor| tensor.name.contains(".ssm_") || tensor.name.contains(".shortconv."))
+        };
+        let count = |from: u32| (from..model.layers()).filter(|layer| is_recurrent(*layer)).count() as u32;
+        let length = model.layers() - start;
+        match (count(0), count(start)) {
+            (0, _) => {}
+            (_, 0) => return Some(Wrong::Lacks("recurrent")),
+            (_, some) if some == length => return Some(Wrong::Lacks("full-attention")),
+            _ => {}
+        }
+        let compressed = model.tensor("blk.0.attn_q_a.weight").is_some();
+        (compressed && matches!(length, 26 | 27)).then_some(Wrong::Light)
+    }
+
+    /// Planner and cutter both refuse, and both say why.
+    fn words(&self, model: &Model, at: u32, planner: &Error) -> String {
+        let role = WindowRole {
+            layers: at..model.layers(),
+            last: true,
+        };
+        let cutter = window::window(model, &role).unwrap_err();
+        let (cutter, planner, reason) = (cutter.to_string(), planner.to_string(), planner.reason());
+        assert_eq!(reason, "InvalidPlan", "{planner}");
+        assert!(
+            planner.contains(&format!("the last window starts at layer {at}")),
+            "{planner}"
+        );
+        match self {
+            Wrong::Lacks(kind) => {
+                assert!(cutter.contains(&format!("has no {kind} layer")), "{cutter}");
+                format!("the last window would have no {kind} layer")
+            }
+            Wrong::Light => {
+                assert!(planner.contains("for another model"), "{planner}");
+                assert!(cutter.contains("light"), "{cutter}");
+                "llama.cpp would take the last window for a light model".to_owned()
+            }
+        }
     }
 }
 
-/// Planner and cutter both refuse a cut, and both say what is wrong with it.
-fn refusal(model: &Model, at: u32, planner: &Error, missing: &str) -> String {
-    assert_eq!(planner.reason(), "InvalidPlan");
-    assert!(
-        planner
-            .to_string()
-            .contains(&format!("the last window starts at layer {at}")),
-        "{planner}"
-    );
-    let role = WindowRole {
-        layers: at..model.layers(),
-        last: true,
-    };
-    let cutter = window::window(model, &role).unwrap_err();
-    assert_eq!(cutter.reason(), "InvalidPlan");
-    let said = cutter.to_string();
-    assert!(said.contains(&format!("has no {missing} layer")), "{said}");
-    format!("the last window would have no {missing} layer")
-}
-
-/// Up to ten pairs of cuts of which the second is at `latest` or before, the same ones for the same seed.
-fn sample(latest: u32, seed: u64) -> Vec<[u32; 2]> {
-    let mut pairs: Vec<[u32; 2]> = (2..=latest)
-        .flat_map(|second| (1..second).map(move |first| [first, second]))
+/// Up to ten cuts into three windows, made of sound cuts into two, the same ones for the same seed.
+fn sample(sound: &[u32], seed: u64) -> Vec<[u32; 2]> {
+    let mut pairs: Vec<[u32; 2]> = (1..sound.len())
+        .flat_map(|second| (0..second).map(move |first| [sound[first], sound[second]]))
         .collect();
     // the finaliser of SplitMix64
     let mixed = |[first, second]: &[u32; 2]| {

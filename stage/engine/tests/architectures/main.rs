@@ -26,6 +26,7 @@ fn cases() -> Vec<Case> {
             architecture,
             mtp: false,
             tied: false,
+            layers: None,
         };
         cases.push(plain);
         if architecture.has_mtp() {
@@ -38,8 +39,15 @@ fn cases() -> Vec<Case> {
             cases.push(Case { tied: true, ..plain });
         }
     }
+    // long enough for windows of as many layers as a light model has
+    cases.push(Case {
+        architecture: Architecture::Deepseek2,
+        mtp: false,
+        tied: false,
+        layers: Some(30),
+    });
     // the long ones first, so that no thread is left alone with one of them
-    cases.sort_by_key(|case| std::cmp::Reverse(case.architecture.default_layers()));
+    cases.sort_by_key(|case| std::cmp::Reverse(case.layers.unwrap_or_else(|| case.architecture.default_layers())));
     cases
 }
 
@@ -64,7 +72,7 @@ fn show_all() -> Vec<Shown> {
     let place = |shown: &Shown| {
         let architecture = shown.case.architecture;
         let place = Architecture::ALL.iter().position(|other| *other == architecture);
-        (place, shown.case.mtp, shown.case.tied)
+        (place, shown.case.mtp, shown.case.tied, shown.case.layers)
     };
     shown.sort_by_key(place);
     shown

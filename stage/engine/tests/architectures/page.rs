@@ -65,7 +65,11 @@ fn row(known: &Described, shown: &[&Shown]) -> String {
             let label = shown.case.label();
             let variant = label.strip_prefix(known.name).unwrap_or(&label);
             let variant = variant.trim_start_matches([',', ' ']);
-            format!("{variant}: {}, {}", two(shown), three(shown))
+            let refused = match refusals(shown) {
+                refused if shown.refused.len() == plain.refused.len() || refused.is_empty() => String::new(),
+                refused => format!(" ({refused})"),
+            };
+            format!("{variant}: {}{refused}, {}", two(shown), three(shown))
         })
         .collect();
     let remarks = known
