@@ -1,6 +1,6 @@
 //! What each architecture's file holds: metadata keys and tensors, as llama.cpp's loader (`src/models/*.cpp`) wants them.
 //!
-//! An architecture is a [`Recipe`], put together from parts that several share; each part knows its keys and tensors.
+//! An architecture is a recipe, put together from parts that several share; each part knows its keys and tensors.
 
 mod dense;
 mod experts;
@@ -13,7 +13,7 @@ use super::VOCABULARY as V;
 use super::weights::Values::{self, Matrix, Norm, RopeFactors};
 use crate::gguf::Value;
 use experts::{FeedForward, Width};
-use recipe::{Attention, Recipe};
+use recipe::Attention;
 
 /// Attention heads, heads of keys and values, width of a head.
 const HEADS: u64 = 4;
