@@ -333,13 +333,16 @@ impl Context {
                 detail: said.why(),
             });
         }
-        match self.nodes.overwrite.as_ref().map(|node| (node, node.used())) {
-            Some((node, (expected, got))) if got != expected => Err(EngineError::NoInput {
-                architecture: self.model.architecture().to_owned(),
-                tensor: node.name().to_owned(),
-                got,
-                expected,
-            }),
+        match &self.nodes.overwrite {
+            Some(node) if !node.is_done() => {
+                let (got, expected) = node.taken();
+                Err(EngineError::NoInput {
+                    architecture: self.model.architecture().to_owned(),
+                    tensor: node.name().to_owned(),
+                    got,
+                    expected,
+                })
+            }
             _ => Ok(()),
         }
     }

@@ -31,6 +31,8 @@ pub(crate) struct Overwrite {
     name: String,
     rows: Vec<f32>,
     written: usize,
+    /// the node was of another shape or type
+    refused: bool,
 }
 
 impl Overwrite {
@@ -39,6 +41,7 @@ impl Overwrite {
             name,
             rows: Vec::new(),
             written: 0,
+            refused: false,
         }
     }
 
@@ -46,9 +49,14 @@ impl Overwrite {
         &self.name
     }
 
-    /// Values of the last call, and how many of them the node took.
-    pub(crate) fn used(&self) -> (usize, usize) {
-        (self.rows.len(), self.written)
+    /// The node took all values of the last call.
+    pub(crate) fn is_done(&self) -> bool {
+        !self.refused && self.written == self.rows.len()
+    }
+
+    /// Values that the node took of the last call's, and how many there were.
+    pub(crate) fn taken(&self) -> (usize, usize) {
+        (self.written, self.rows.len())
     }
 }
 
@@ -71,6 +79,7 @@ impl Nodes {
         }
         if let Some(overwrite) = &mut self.overwrite {
             overwrite.written = 0;
+            overwrite.refused = false;
             overwrite.rows.clear();
             rows.for_each(|row| overwrite.rows.extend_from_slice(row));
         }
@@ -100,10 +109,11 @@ pub(crate) unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool
     }
     // SAFETY: the tensor is live and was just computed.
     unsafe {
-        if let Some(overwrite) = overwrite
-            && !write(overwrite, tensor)
-        {
-            return false;
+        if let Some(overwrite) = overwrite {
+            overwrite.refused = !write(overwrite, tensor);
+            if overwrite.refused {
+                return false;
+            }
         }
         if let Some(capture) = capture {
             read(capture, tensor);

@@ -97,7 +97,9 @@ pub enum Error {
         missing: &'static str,
     },
     /// llama.cpp reads a constant off the number of layers
-    #[error("{name} with {layers} layers can't be cut to {start}..{end}: llama.cpp knows it by its number of layers and {what}")]
+    #[error(
+        "{name} with {layers} layers can't be cut to {start}..{end}: llama.cpp knows it by its number of layers and {what}"
+    )]
     KnownByLayers {
         /// architecture
         name: String,
@@ -111,7 +113,9 @@ pub enum Error {
         what: &'static str,
     },
     /// a number that differs from layer to layer where llama.cpp takes layer 0's for all
-    #[error("metadata key {key} differs from layer to layer, and llama.cpp takes the first layer's value for all of them")]
+    #[error(
+        "metadata key {key} differs from layer to layer, and llama.cpp takes the first layer's value for all of them"
+    )]
     Varies {
         /// which
         key: String,

@@ -56,7 +56,11 @@ fn number(prefix: &Prefix, key: &str) -> Option<u64> {
 
 fn numbers(prefix: &Prefix, key: &str) -> Vec<u64> {
     let architecture = prefix.metadata.str("general.architecture").unwrap();
-    let array = prefix.metadata.get(&format!("{architecture}.{key}")).unwrap().as_array();
+    let array = prefix
+        .metadata
+        .get(&format!("{architecture}.{key}"))
+        .unwrap()
+        .as_array();
     array.unwrap().iter().map(|value| value.as_u64().unwrap()).collect()
 }
 
@@ -109,7 +113,10 @@ fn a_hybrid_model_with_layers_of_one_kind_is_refused() {
             &[("attention.head_count_kv", Value::I32s(vec![heads; 4]))],
         );
         let error = check(&model, &role(0, 2, false)).unwrap_err();
-        assert!(matches!(error, Error::OneKind { missing: found } if found == missing), "{error}");
+        assert!(
+            matches!(error, Error::OneKind { missing: found } if found == missing),
+            "{error}"
+        );
         assert_eq!(error.reason(), "UnsupportedArchitecture");
     }
 }
@@ -122,7 +129,10 @@ fn the_norm_in_front_of_the_head_has_the_architectures_own_name() {
     let lfm2 = parse(&file);
     for (start, end) in [(0, 2), (2, 4)] {
         let mini = window(&lfm2, &role(start, end, end == 4)).unwrap();
-        let norm = mini.tensors.iter().find(|tensor| tensor.name == "token_embd_norm.weight");
+        let norm = mini
+            .tensors
+            .iter()
+            .find(|tensor| tensor.name == "token_embd_norm.weight");
         assert_eq!(matches!(norm.unwrap().source, Source::Range { .. }), end == 4);
         assert!(mini.tensors.iter().all(|tensor| tensor.name != "output_norm.weight"));
     }
@@ -212,7 +222,11 @@ fn a_window_is_not_taken_for_a_light_model_for_its_length() {
     for (start, end, blocks, dense) in [(1, 26, 25, 2), (0, 26, 28, 3), (2, 29, 28, 1), (3, 31, 28, 0)] {
         let prefix = head(&window(&model, &role(start, end, false)).unwrap());
         assert_eq!(number(&prefix, "block_count"), Some(blocks), "{start}..{end}");
-        assert_eq!(number(&prefix, "leading_dense_block_count"), Some(dense), "{start}..{end}");
+        assert_eq!(
+            number(&prefix, "leading_dense_block_count"),
+            Some(dense),
+            "{start}..{end}"
+        );
         assert_eq!(number(&prefix, "attention.q_lora_rank"), Some(1536));
         assert_eq!(number(&prefix, "expert_gating_func"), Some(1), "softmax, written out");
         assert_eq!(
@@ -248,7 +262,10 @@ fn a_gating_function_that_the_number_of_layers_decides_is_written_out() {
     assert_eq!(gating(47, &[vocabulary.clone()]), Some(2));
     assert_eq!(gating(46, &[vocabulary.clone()]), Some(1));
     assert_eq!(gating(47, &[]), Some(1));
-    assert_eq!(gating(47, &[vocabulary, ("expert_gating_func", Value::U32(1))]), Some(1));
+    assert_eq!(
+        gating(47, &[vocabulary, ("expert_gating_func", Value::U32(1))]),
+        Some(1)
+    );
 }
 
 #[test]

@@ -34,11 +34,7 @@ fn source() -> PathBuf {
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let package = metadata["packages"]
         .as_array()
@@ -128,7 +124,10 @@ fn every_array_that_llama_cpp_reads_is_known_to_be_per_layer_or_not() {
         .collect();
     let missing: Vec<&String> = theirs.difference(&ours).collect();
     let gone: Vec<&String> = ours.difference(&theirs).collect();
-    assert!(missing.is_empty(), "neither per layer nor known as another array: {missing:?}");
+    assert!(
+        missing.is_empty(),
+        "neither per layer nor known as another array: {missing:?}"
+    );
     assert!(gone.is_empty(), "llama.cpp reads no such array: {gone:?}");
 }
 
@@ -143,9 +142,11 @@ fn hidden_states_are_written_over_where_a_graph_changes_or_refuses_its_input_and
     let source = source();
     for known in arch::upstream() {
         let text = read(&source.join(known.source));
-        let changes = before_the_first_layer(&text).lines().skip(1).map(str::trim).any(|line| {
-            line.contains("ubatch.embd") || line.starts_with("inpL = ") || line.starts_with("cur = ")
-        });
+        let changes = before_the_first_layer(&text)
+            .lines()
+            .skip(1)
+            .map(str::trim)
+            .any(|line| line.contains("ubatch.embd") || line.starts_with("inpL = ") || line.starts_with("cur = "));
         assert_eq!(known.plain_input, !changes, "{}", known.name);
     }
 }

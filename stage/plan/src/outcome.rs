@@ -150,7 +150,9 @@ pub enum Error {
         latest: u32,
     },
     /// a last window of a length that llama.cpp takes for another model
-    #[error("the last window starts at layer {start}, and llama.cpp takes {layers} layers of this architecture for another model")]
+    #[error(
+        "the last window starts at layer {start}, and llama.cpp takes {layers} layers of this architecture for another model"
+    )]
     LastLength {
         /// where it starts
         start: u32,

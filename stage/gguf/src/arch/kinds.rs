@@ -57,10 +57,11 @@ pub fn sliding_window(model: &Model) -> Result<Option<u64>, Error> {
     let written = model.get(WIDTH).and_then(Value::as_u64);
     match (switch, written) {
         (Switch::ByKey, written) => Ok(written.filter(|width| *width > 0)),
-        // llama.cpp would mask everything
-        (Switch::Always { .. }, Some(0)) => Err(wrong(model, WIDTH, "a number above 0")),
+        // with 0 llama.cpp would mask everything
+        (Switch::Always { .. }, Some(0)) | (Switch::Always { width: None }, None) => {
+            Err(wrong(model, WIDTH, "a number above 0"))
+        }
         (Switch::Always { .. }, Some(width)) => Ok(Some(width)),
-        (Switch::Always { width: None }, None) => Err(wrong(model, WIDTH, "a number above 0")),
         (Switch::Always { width }, None) => Ok(width),
     }
 }

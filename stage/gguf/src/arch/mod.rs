@@ -212,7 +212,10 @@ pub enum Error {
         why: &'static str,
     },
     /// a key with which no test has covered the architecture
-    #[error("models of architecture {name} with {key} can't be served by windows: {}", refused::UNTESTED)]
+    #[error(
+        "models of architecture {name} with {key} can't be served by windows: {}",
+        refused::UNTESTED
+    )]
     UntestedKey {
         /// `general.architecture`
         name: &'static str,
@@ -271,10 +274,9 @@ pub fn input_scale(model: &Model) -> Result<f32, Error> {
         InputScale::One => 1.0,
         InputScale::SqrtEmbedding => (model.embedding_length() as f32).sqrt(),
         InputScale::Key(key) => match model.get(key).map(Value::as_f32) {
-            None => 1.0,
-            // llama.cpp takes 0 for "don't scale"
             Some(Some(scale)) if scale.abs() > 0.0 => scale,
-            Some(Some(_)) => 1.0,
+            // llama.cpp takes 0 for "don't scale"
+            None | Some(Some(_)) => 1.0,
             Some(None) => {
                 return Err(Error::Model(model::Error::Key {
                     key: model.full_key(key),

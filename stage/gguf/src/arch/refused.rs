@@ -30,7 +30,10 @@ pub(super) const REFUSED: &[(&str, &str)] = &[
     ("arcee", UNTESTED),
     ("arctic", UNTESTED),
     ("arwkv7", UNTESTED),
-    ("baichuan", "llama.cpp tells its position encoding from the number of layers"),
+    (
+        "baichuan",
+        "llama.cpp tells its position encoding from the number of layers",
+    ),
     ("bailingmoe", UNTESTED),
     ("bailingmoe2", UNTESTED),
     ("bailingmoe3", UNTESTED),
