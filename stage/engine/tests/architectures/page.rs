@@ -22,7 +22,7 @@ by the planner, before any weights are fetched, with the reason that stands here
 
 ## What is cut
 
-Each figure is the number of cuts shown, of all that there are.
+Figures are numbers of cuts shown; cuts into two are counted against all that there are.
 
 | architecture | which layers are of which kind | input of the first layer | in two | in three | cuts refused | variants | remarks |
 | --- | --- | --- | --- | --- | --- | --- | --- |
