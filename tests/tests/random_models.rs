@@ -1,9 +1,11 @@
 //! Stock llama.cpp loads every random model and computes sensible logits: the other tests may build on them.
 #![allow(clippy::unwrap_used, reason = "tests end at the first surprise")]
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::sync::OnceLock;
 
-use kvasir_tests::gguf::TensorType;
+use kvasir_tests::gguf::{File, Tensor, TensorType};
 use kvasir_tests::random_model::{Architecture, CHAT_TEMPLATE, END_OF_TURN, RandomModel, VOCABULARY, Vocabulary};
 use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_2::llama_backend::LlamaBackend;
@@ -22,9 +24,13 @@ fn backend() -> &'static LlamaBackend {
 }
 
 fn load(model: &RandomModel) -> LlamaModel {
+    load_file(&model.file())
+}
+
+fn load_file(file: &File) -> LlamaModel {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    model.write(&path).unwrap();
+    fs::write(&path, file.to_bytes()).unwrap();
     // with memory mapping, which outlives the deleted file
     LlamaModel::load_from_file(backend(), &path, &LlamaModelParams::default()).unwrap()
 }
@@ -55,10 +61,10 @@ fn llama_cpp_runs_every_architecture() {
     for architecture in Architecture::ALL {
         let model = load(&RandomModel::new(architecture));
         let one = logits(&model, &[1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_sensible(&one, architecture.name());
+        assert_sensible(&one, architecture.label());
         // what came first matters: attention, recurrent state and positions are at work
         let other = logits(&model, &[9, 2, 3, 4, 5, 6, 7, 8]);
-        assert_ne!(one, other, "{}", architecture.name());
+        assert_ne!(one, other, "{}", architecture.label());
     }
 }
 
@@ -90,7 +96,7 @@ fn a_weight_type_changes_the_logits_by_its_rounding_only() {
 
 #[test]
 fn mtp_layers_leave_the_trunk_as_it_was() {
-    for architecture in Architecture::ALL.into_iter().filter(|a| a.is_hybrid()) {
+    for architecture in Architecture::ALL.into_iter().filter(|a| a.has_mtp()) {
         let plain = logits(&load(&RandomModel::new(architecture)), &[1, 2, 3]);
         let with_mtp = logits(&load(&RandomModel::new(architecture).mtp_layers(1)), &[1, 2, 3]);
         assert_eq!(plain, with_mtp, "{}", architecture.name());
@@ -130,4 +136,29 @@ fn a_vocabulary_changes_no_logits() {
         &[1, 2, 3],
     );
     assert_eq!(without, with);
+}
+
+/// A bias, a sink or a gate that made no difference would prove nothing where windows are compared with the whole.
+#[test]
+fn every_kind_of_tensor_makes_a_difference() {
+    let tokens: Vec<i32> = (0..20).map(|i| i * 37 % 250).collect();
+    for architecture in Architecture::ALL {
+        let file = RandomModel::new(architecture).file();
+        let plain = logits(&load_file(&file), &tokens);
+        let kinds: BTreeSet<&str> = file.tensors.iter().filter_map(kind).collect();
+        for of in kinds {
+            let mut other = file.clone();
+            for tensor in other.tensors.iter_mut().filter(|tensor| kind(tensor) == Some(of)) {
+                tensor.data.fill(0);
+            }
+            let changed = logits(&load_file(&other), &tokens);
+            assert_ne!(plain, changed, "{}: {of} is not used", architecture.label());
+        }
+    }
+}
+
+/// What a layer's tensor is called in every layer that has it.
+fn kind(tensor: &Tensor) -> Option<&str> {
+    let (_, kind) = tensor.name.strip_prefix("blk.")?.split_once('.')?;
+    Some(kind)
 }

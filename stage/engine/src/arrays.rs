@@ -56,6 +56,12 @@ impl Batch {
                 self.tokens.extend(call.order().map(|row| tokens[row]));
                 token = self.tokens.as_mut_ptr();
             }
+            // written over in the graph: any token will do, and every file has the first one
+            Input::Hidden(_) if model.input_node().is_some() => {
+                self.tokens.clear();
+                self.tokens.resize(rows, 0);
+                token = self.tokens.as_mut_ptr();
+            }
             Input::Hidden(values) => {
                 let width = model.embedding_length();
                 let of = |row: usize, count: usize| &values[row * width..(row + count) * width];

@@ -3,10 +3,10 @@
 
 use crate::arrays::{Batch, Input};
 use crate::batch::{self, Call};
-use crate::capture::{self, Capture};
 use crate::error::EngineError;
 use crate::log;
 use crate::model::Model;
+use crate::nodes::{self, Capture, Nodes, Overwrite};
 use crate::size::{self, Footprint};
 use crate::window::{CacheType, Output, Span, WindowOptions};
 use llama_cpp_sys_2 as sys;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub(crate) struct Context {
     pointer: NonNull<sys::llama_context>,
     threads: NonNull<sys::ggml_threadpool>,
-    capture: Option<Box<Capture>>,
+    nodes: Box<Nodes>,
     batch: Batch,
     /// positions computed, by slot
     held: Vec<u32>,
@@ -39,10 +39,7 @@ unsafe impl Sync for Context {}
 impl Context {
     pub(crate) fn new(model: Arc<Model>, options: &WindowOptions) -> Result<Context, EngineError> {
         let capture = match options.output {
-            Output::Hidden => Some(Box::new(Capture::of(format!(
-                "l_out-{}",
-                i64::from(model.layers()) - 1
-            )))),
+            Output::Hidden => Some(Capture::of(format!("l_out-{}", i64::from(model.layers()) - 1))),
             Output::Logits { .. } => None,
         };
         Context::capturing(model, options, capture)
@@ -51,8 +48,12 @@ impl Context {
     pub(crate) fn capturing(
         model: Arc<Model>,
         options: &WindowOptions,
-        mut capture: Option<Box<Capture>>,
+        capture: Option<Capture>,
     ) -> Result<Context, EngineError> {
+        let mut nodes = Box::new(Nodes {
+            overwrite: model.input_node().map(|name| Overwrite::of(name.to_owned())),
+            capture,
+        });
         let context_length = size::check(options)?;
         let microbatch = size::microbatch(model.embedding_length(), model.heads(), options).min(options.max_rows);
         let whole_cache = options.exact || options.whole_cache;
@@ -83,12 +84,12 @@ impl Context {
             Output::Hidden => microbatch.max(options.sequences),
             Output::Logits { max_rows } => max_rows.min(microbatch).max(options.sequences),
         };
-        if let Some(capture) = &mut capture {
-            params.cb_eval = Some(capture::on_node);
-            params.cb_eval_user_data = capture.user_data();
+        if !nodes.is_empty() {
+            params.cb_eval = Some(nodes::on_node);
+            params.cb_eval_user_data = nodes.user_data();
         }
 
-        // SAFETY: the model is loaded and outlives the context; the capture is boxed, so its address stays.
+        // SAFETY: the model is loaded and outlives the context; the nodes are boxed, so their address stays.
         let (pointer, said) = log::listen(|| unsafe { sys::llama_init_from_model(model.as_ptr(), params) });
         let failed = |detail| EngineError::Context {
             path: model.path().to_owned(),
@@ -105,7 +106,7 @@ impl Context {
         Ok(Context {
             pointer,
             threads,
-            capture,
+            nodes,
             batch: Batch::default(),
             held: vec![0; options.sequences as usize],
             footprint: Footprint::of(&said),
@@ -138,7 +139,7 @@ impl Context {
         input: Input<'_>,
         out: &mut Vec<f32>,
     ) -> Result<(), EngineError> {
-        if self.capture.is_none() {
+        if self.nodes.capture.is_none() {
             return Err(EngineError::Output { gives: "logits" });
         }
         let rows = self.check_batch(spans, input)?;
@@ -155,7 +156,7 @@ impl Context {
         self.decode(call, input, |_| true)?;
         let width = self.model.embedding_length();
         let expected = call.rows() * width;
-        match &self.capture {
+        match &self.nodes.capture {
             Some(capture) if capture.rows().len() == expected => {
                 let rows = call.order().zip(capture.rows().chunks_exact(width));
                 copy_finite(rows, |row, values| {
@@ -309,9 +310,12 @@ impl Context {
     /// One call of `llama_decode`.
     fn decode(&mut self, call: &Call, input: Input<'_>, is_output: impl Fn(usize) -> bool) -> Result<(), EngineError> {
         let batch = self.batch.fill(call, input, &self.model, is_output);
-        if let Some(capture) = &mut self.capture {
-            capture.clear();
-        }
+        let width = self.model.embedding_length();
+        let rows = call.order().filter_map(|row| match input {
+            Input::Hidden(values) => values.get(row * width..(row + 1) * width),
+            Input::Tokens(_) => None,
+        });
+        self.nodes.begin(rows);
         // SAFETY: the batch's arrays are as long as it says and outlive the call; rows, positions, sequences and
         // tokens are in range (`check_batch`), and the rows fit `n_batch` (`batch::plan`). The pool is this context's own.
         let (code, said) = log::listen(|| unsafe {
@@ -323,13 +327,23 @@ impl Context {
         for part in &call.parts {
             self.held[part.slot as usize] = part.position + part.count;
         }
-        if code == 0 {
-            Ok(())
-        } else {
-            Err(EngineError::Decode {
+        if code != 0 {
+            return Err(EngineError::Decode {
                 code,
                 detail: said.why(),
-            })
+            });
+        }
+        match &self.nodes.overwrite {
+            Some(node) if !node.is_done() => {
+                let (got, expected) = node.taken();
+                Err(EngineError::NoInput {
+                    architecture: self.model.architecture().to_owned(),
+                    tensor: node.name().to_owned(),
+                    got,
+                    expected,
+                })
+            }
+            _ => Ok(()),
         }
     }
 

@@ -160,9 +160,9 @@ mod tests {
     use super::*;
     use crate::arrays::Input;
     use crate::batch;
-    use crate::capture::Capture;
     use crate::context::Context;
     use crate::model::{Model, Weights};
+    use crate::nodes::Capture;
     use crate::window::Span;
     use crate::{Backend, Mode, Output, WindowOptions};
 
@@ -176,7 +176,7 @@ mod tests {
             output: Output::Hidden,
             ..WindowOptions::default()
         };
-        let mut context = Context::capturing(model, &options, Some(Box::new(Capture::of(tensor.to_owned())))).unwrap();
+        let mut context = Context::capturing(model, &options, Some(Capture::of(tensor.to_owned()))).unwrap();
         let mut out = Vec::new();
         let span = Span {
             slot: 0,

@@ -176,6 +176,18 @@ pub enum EngineError {
         /// values expected
         expected: usize,
     },
+    /// the node that the hidden states are to be written over did not come, or is of another shape
+    #[error("architecture {architecture} took {got} of {expected} values at {tensor}: it can't be run in windows")]
+    NoInput {
+        /// architecture
+        architecture: String,
+        /// the node
+        tensor: String,
+        /// values taken
+        got: usize,
+        /// values there
+        expected: usize,
+    },
     /// llama.cpp could not compute the batch; what the slots in it held from the batch's positions on is gone
     #[error("llama.cpp could not compute the batch (code {code}): {detail}")]
     Decode {
@@ -231,7 +243,7 @@ impl EngineError {
                 "InvalidInput"
             }
             EngineError::InputNotFinite { .. } | EngineError::OutputNotFinite { .. } => "NotFinite",
-            EngineError::NoBoundary { .. } => "UnsupportedArchitecture",
+            EngineError::NoBoundary { .. } | EngineError::NoInput { .. } => "UnsupportedArchitecture",
             EngineError::Decode { .. } => "DecodeFailed",
             EngineError::Truncate { .. } => "CannotTruncate",
         }

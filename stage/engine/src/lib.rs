@@ -12,12 +12,12 @@
 mod arrays;
 mod backend;
 mod batch;
-mod capture;
 mod context;
 mod embedder;
 mod error;
 mod log;
 mod model;
+mod nodes;
 pub mod sampler;
 mod size;
 mod threads;

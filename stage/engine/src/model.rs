@@ -13,6 +13,11 @@ use std::sync::Arc;
 /// Number of layers that are to be computed; less than `block_count` when the window has a padding layer.
 const WINDOW_LAYERS: &str = "kvasir.window.layers";
 
+/// Name of the node that the hidden states are to be written over, in place of being passed in.
+const WINDOW_INPUT: &str = "kvasir.window.input";
+/// 1 where the file has a hole that must stay unread.
+const WINDOW_SPARSE: &str = "kvasir.window.sparse";
+
 /// How the weights get into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weights {
@@ -30,6 +35,8 @@ struct Header {
     architecture: String,
     blocks: u32,
     window_layers: Option<u32>,
+    input_node: Option<String>,
+    sparse: bool,
 }
 
 impl Header {
@@ -62,22 +69,28 @@ impl Header {
             let index = gguf.find_key(key);
             (index >= 0 && gguf.kv_type(index) == sys::GGUF_TYPE_UINT32).then(|| gguf.val_u32(index))
         };
-        let index = gguf.find_key("general.architecture");
-        let architecture = (index >= 0 && gguf.kv_type(index) == sys::GGUF_TYPE_STRING)
-            .then(|| gguf.val_str(index))
-            .flatten()
-            .ok_or_else(|| damaged("it does not name its general.architecture".to_owned()))?
-            .to_owned();
+        let text = |key: &str| {
+            let index = gguf.find_key(key);
+            (index >= 0 && gguf.kv_type(index) == sys::GGUF_TYPE_STRING)
+                .then(|| gguf.val_str(index))
+                .flatten()
+                .map(str::to_owned)
+        };
+        let architecture = text("general.architecture")
+            .ok_or_else(|| damaged("it does not name its general.architecture".to_owned()))?;
         Ok(Header {
             blocks: number(&format!("{architecture}.block_count")).unwrap_or(0),
             window_layers: number(WINDOW_LAYERS),
+            input_node: text(WINDOW_INPUT),
+            sparse: number(WINDOW_SPARSE) == Some(1),
             architecture,
         })
     }
 
-    /// Whether a layer at the end is a hole in the file that only satisfies llama.cpp's loader.
-    fn padded(&self) -> bool {
-        self.window_layers.is_some_and(|layers| layers < self.blocks)
+    /// Whether a part of the file is a hole that only satisfies llama.cpp's loader: padding layers at the end, or an
+    /// embedding that nobody looks up.
+    fn has_hole(&self) -> bool {
+        self.sparse || self.window_layers.is_some_and(|layers| layers < self.blocks)
     }
 }
 
@@ -108,14 +121,14 @@ impl Model {
         let mut params = unsafe { sys::llama_model_default_params() };
         params.n_gpu_layers = 0;
         params.vocab_only = weights == Weights::VocabularyOnly;
-        // A mapped file stays resident beside the repacked copy, so it isn't mapped; but the hole of a padding layer
-        // must stay unread, so there it is, and repacking, which would read it, is off.
-        params.load_mode = if header.padded() {
+        // A mapped file stays resident beside the repacked copy, so it isn't mapped; but a hole must
+        // stay unread, so there it is, and repacking, which would read it, is off.
+        params.load_mode = if header.has_hole() {
             sys::LLAMA_LOAD_MODE_MMAP
         } else {
             sys::LLAMA_LOAD_MODE_NONE
         };
-        params.use_extra_bufts = weights == Weights::Repacked && !header.padded();
+        params.use_extra_bufts = weights == Weights::Repacked && !header.has_hole();
         // SAFETY: `file` is zero-terminated and outlives the call; llama.cpp catches its own exceptions here.
         let (pointer, said) = log::listen(|| unsafe { sys::llama_model_load_from_file(file.as_ptr(), params) });
         let pointer = NonNull::new(pointer).ok_or_else(|| EngineError::Load {
@@ -146,6 +159,11 @@ impl Model {
 
     pub(crate) fn architecture(&self) -> &str {
         &self.header.architecture
+    }
+
+    /// Name of the node that hidden states are written over; none where they are passed in.
+    pub(crate) fn input_node(&self) -> Option<&str> {
+        self.header.input_node.as_deref()
     }
 
     pub(crate) fn weight_bytes(&self) -> u64 {

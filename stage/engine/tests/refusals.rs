@@ -5,6 +5,7 @@ mod support;
 
 use kvasir_engine::{Backend, Embedder, EngineError, Mode, Output, Vocabulary, Whole, Window, WindowOptions};
 use kvasir_tests::models::smollm2;
+use kvasir_tests::random_model::{Architecture, RandomModel};
 use std::path::{Path, PathBuf};
 use support::{cut, vocabulary_file};
 use tempfile::TempDir;
@@ -106,6 +107,39 @@ fn damaged_metadata_is_refused_or_harmless() {
                 "byte {at}: {error}"
             );
         }
+    }
+}
+
+#[test]
+fn a_node_to_write_over_that_never_comes_is_named() {
+    let folder = TempDir::new().unwrap();
+    let whole = folder.path().join("whole.gguf");
+    RandomModel::new(Architecture::Gemma2).write(&whole).unwrap();
+    for (start, end) in [(2, 4), (6, 8)] {
+        let last = end == 8;
+        let mut bytes = std::fs::read(cut(&whole, start, end, last, folder.path())).unwrap();
+        let node = b"inp_scaled";
+        let at = bytes.windows(node.len()).position(|found| found == node).unwrap();
+        bytes[at..at + node.len()].copy_from_slice(b"inp_nobody");
+        let options = WindowOptions {
+            context_length: 256,
+            max_rows: 8,
+            output: if last { Output::Logits { max_rows: 1 } } else { Output::Hidden },
+            ..WindowOptions::default()
+        };
+        let mut window = Window::load(backend(), &write(&folder, "renamed.gguf", &bytes), &options).unwrap();
+        let hidden = vec![0.5; window.embedding_length()];
+        let (spans, mut out) = ([support::span(0, 0, 1)], Vec::new());
+        let error = if last {
+            window.run_logits(&spans, &hidden, &[0], &mut out).unwrap_err()
+        } else {
+            window.run(&spans, &hidden, &mut out).unwrap_err()
+        };
+        assert!(
+            matches!(&error, EngineError::NoInput { tensor, got: 0, .. } if tensor == "inp_nobody"),
+            "{error}"
+        );
+        assert_eq!((error.reason(), window.held(0)), ("UnsupportedArchitecture", 0));
     }
 }
 

@@ -55,6 +55,11 @@ impl TensorType {
     /// the type of padding layers: 50 bytes for 256 weights
     pub const IQ1_S: TensorType = TensorType(19);
 
+    /// 18 bytes for 64 weights
+    pub const Q2_0: TensorType = TensorType(42);
+    /// 17 bytes for 32 weights
+    pub const MXFP4: TensorType = TensorType(39);
+
     fn layout(self) -> Option<(&'static str, u64, u64)> {
         LAYOUTS
             .iter()

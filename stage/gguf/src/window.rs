@@ -1,38 +1,42 @@
 //! Cuts a window of layers out of a model: the description of a mini-GGUF that stock llama.cpp loads as a small model
 //! of the same architecture. Pure: it says which bytes go where, and moves none.
 //!
-//! Every window takes hidden states in (`llama_batch.embd`), rank 0's too, and gives out the residual stream of its last
-//! layer (`l_out-<kvasir.window.layers − 1>`) or, for the last rank, logits. Tokens are embedded by rank 0 out of a file
-//! of its own, the vocabulary file.
+//! Every window takes hidden states in, rank 0's too, by `llama_batch.embd` or over the node that `kvasir.window.input`
+//! names, and gives out the residual stream of its last layer (`l_out-<kvasir.window.layers − 1>`) or, for the last rank,
+//! logits. Tokens are embedded by rank 0 out of a file of its own, the vocabulary file.
 //!
 //! MTP (nextn) blocks are never part of a window: `nextn_predict_layers` becomes 0 and the blocks are left out, so that
 //! the trunk's output is that of a file without them. They ride with the last rank in a file of their own.
 
+mod by_layers;
 mod estimate;
 mod keys;
 mod tensors;
 
 use std::ops::Range;
 
-use crate::arch::{self, Architecture, Kinds, LayerKind};
+use crate::arch::{self, Architecture, LayerKind};
 use crate::header::Header;
-use crate::metadata::Value;
 use crate::model::{self, Model, ModelIdentity};
 use crate::tensor::TensorType;
+use by_layers::Measures;
 use tensors::Unplaced;
 
 pub use estimate::TensorBytes;
 
 const EMBEDDING: &str = "token_embd.weight";
 const HEAD: &str = "output.weight";
-const HEAD_NORM: &str = "output_norm.weight";
 
 /// Key: first layer of the window, in the whole model.
 pub const KEY_START: &str = "kvasir.window.start";
 /// Key: one past the last layer of the window, in the whole model.
 pub const KEY_END: &str = "kvasir.window.end";
-/// Key: layers that are computed. A padding layer comes behind them, so `block_count` may be one more.
+/// Key: layers that are computed. Padding layers come behind them, so `block_count` may be more.
 pub const KEY_LAYERS: &str = "kvasir.window.layers";
+/// Key: name of the graph's node that the hidden states are to be written over, in place of being passed in.
+pub const KEY_INPUT: &str = "kvasir.window.input";
+/// Key: 1 where the file has holes, which llama.cpp must not read into memory.
+pub const KEY_SPARSE: &str = "kvasir.window.sparse";
 /// Key: layers of the whole model's trunk.
 pub const KEY_MODEL_LAYERS: &str = "kvasir.model.layers";
 /// Key: the whole model's identity, as text.
@@ -86,13 +90,35 @@ pub enum Error {
         /// the kind that is missing
         missing: &'static str,
     },
+    /// a hybrid model without one of the kinds
+    #[error("the model has no {missing} layer, and llama.cpp runs this architecture only with layers of both kinds")]
+    OneKind {
+        /// the kind that is missing
+        missing: &'static str,
+    },
     /// llama.cpp reads a constant off the number of layers
-    #[error("{name} with {layers} layers can't be cut: llama.cpp knows it by that number and scales its queries by it")]
+    #[error(
+        "{name} with {layers} layers can't be cut to {start}..{end}: llama.cpp knows it by its number of layers and {what}"
+    )]
     KnownByLayers {
         /// architecture
         name: String,
         /// layers of the model
         layers: u32,
+        /// first layer asked for
+        start: u32,
+        /// one past the last layer asked for
+        end: u32,
+        /// what llama.cpp does
+        what: &'static str,
+    },
+    /// a number that differs from layer to layer where llama.cpp takes layer 0's for all
+    #[error(
+        "metadata key {key} differs from layer to layer, and llama.cpp takes the first layer's value for all of them"
+    )]
+    Varies {
+        /// which
+        key: String,
     },
     /// an array as long as there are blocks, of unknown meaning
     #[error("metadata key {key} has one value for each block, and it is not known whether windows must cut it")]
@@ -127,9 +153,11 @@ impl Error {
             | Error::NotLast { .. }
             | Error::LastNeedsBothKinds { .. }
             | Error::AlreadyWindow => "InvalidPlan",
-            Error::KnownByLayers { .. } | Error::UnknownArray { .. } | Error::NamesTensors { .. } => {
-                "UnsupportedArchitecture"
-            }
+            Error::OneKind { .. }
+            | Error::KnownByLayers { .. }
+            | Error::Varies { .. }
+            | Error::UnknownArray { .. }
+            | Error::NamesTensors { .. } => "UnsupportedArchitecture",
             Error::NoTensor { .. } => "MalformedFile",
         }
     }
@@ -207,19 +235,62 @@ impl MiniGguf {
 
 /// The mini-GGUF of a rank's window.
 pub fn window(model: &Model, role: &WindowRole) -> Result<MiniGguf, Error> {
-    let architecture = arch::of(model)?;
-    check_role(model, architecture, role)?;
-    let kinds = arch::layer_kinds(model)?;
-    let padding = padding_layer(architecture, &kinds, role)?;
-    let layers: Vec<u32> = role.layers.clone().chain(padding).collect();
-
-    let header = keys::of_window(model, architecture, role, &kinds, &layers)?;
-    let mut tensors = tensors::made_up(model, role);
-    tensors.extend(tensors::of_window(model, architecture, role)?);
-    if let Some(padding) = padding {
-        tensors.extend(tensors::of_padding(model, padding, role.layers.len())?);
+    let plan = plan(model, role)?;
+    let header = keys::of_window(model, role, &plan)?;
+    let mut tensors = tensors::made_up(model, plan.architecture, role);
+    tensors.extend(tensors::of_window(model, plan.architecture, role)?);
+    for (new, layer) in plan.layers.iter().enumerate().skip(role.layers.len()) {
+        tensors.extend(tensors::of_padding(model, *layer, new)?);
     }
     Ok(place(model, header, tensors))
+}
+
+/// Whether there can be such a window, as far as its layers go; [`window`] also looks at all keys and tensors.
+pub fn check(model: &Model, role: &WindowRole) -> Result<(), Error> {
+    plan(model, role).map(drop)
+}
+
+/// Lengths that [`check`] refuses for the last window of a model of this architecture, layers of the trunk and vocabulary,
+/// whatever its other keys say.
+pub fn refused_last_lengths(architecture: &str, layers: u32, vocabulary: u32) -> Vec<u32> {
+    arch::named(architecture).map_or_else(Vec::new, |known| {
+        by_layers::refused_last_lengths(known, layers, vocabulary)
+    })
+}
+
+/// What is decided about a window before anything is written.
+struct Plan {
+    architecture: &'static Architecture,
+    /// kind of each layer of the model
+    kinds: Vec<LayerKind>,
+    /// old numbers of the new layers; what goes beyond the window's length is padding
+    layers: Vec<u32>,
+    measures: Measures,
+    /// the file has a hole
+    sparse: bool,
+}
+
+fn plan(model: &Model, role: &WindowRole) -> Result<Plan, Error> {
+    let architecture = arch::of(model)?;
+    check_role(model, role)?;
+    check_experts(model)?;
+    let kinds = arch::layer_kinds(model)?;
+    let measures = by_layers::measures(model, architecture, role)?;
+    let padding = padding_layer(architecture, &kinds, role)?;
+    let layers: Vec<u32> = role
+        .layers
+        .clone()
+        .chain(padding)
+        .chain(measures.padding.iter().copied())
+        .collect();
+    let sparse = layers.len() > role.layers.len() || tensors::has_hole(architecture, role);
+    Ok(Plan {
+        architecture,
+        kinds,
+        layers,
+        measures,
+        sparse,
+    })
 }
 
 /// The vocabulary file of rank 0: all metadata, which llama.cpp loads with `vocab_only`, and `token_embd.weight`.
@@ -237,10 +308,11 @@ pub fn vocabulary(model: &Model, with_embedding: bool) -> Result<MiniGguf, Error
 }
 
 /// The MTP blocks as a model of their own, which llama.cpp loads with `load_mtp`: for the last rank, which has what they
-/// read, the sampled token and the trunk's normalised hidden state. None where the model has no such block.
+/// read, the sampled token and the trunk's normalised hidden state. None where the model has no such block, or no test has
+/// shown that those of its architecture load that way.
 pub fn mtp(model: &Model) -> Result<Option<MiniGguf>, Error> {
     let architecture = arch::of(model)?;
-    if model.mtp_layers() == 0 {
+    if model.mtp_layers() == 0 || !architecture.mtp {
         return Ok(None);
     }
     let header = keys::of_mtp(model)?;
@@ -252,7 +324,7 @@ pub fn is_tied(model: &Model) -> bool {
     model.tensor(HEAD).is_none()
 }
 
-fn check_role(model: &Model, architecture: &Architecture, role: &WindowRole) -> Result<(), Error> {
+fn check_role(model: &Model, role: &WindowRole) -> Result<(), Error> {
     let (start, end, layers) = (role.layers.start, role.layers.end, model.layers());
     if model.metadata().get(KEY_START).is_some() {
         return Err(Error::AlreadyWindow);
@@ -263,46 +335,41 @@ fn check_role(model: &Model, architecture: &Architecture, role: &WindowRole) -> 
     if role.last != (end == layers) {
         return Err(Error::NotLast { start, end, layers });
     }
-    if let Some(scaled_at) = architecture.scaled_at {
-        let heads = model
-            .per_layer("attention.head_count")?
-            .and_then(|heads| heads.first().copied())
-            .unwrap_or(0);
-        let by_heads = u64::from(model.embedding_length()).checked_div(heads).unwrap_or(0);
-        let by_key = model
-            .get("attention.key_length")
-            .and_then(Value::as_u64)
-            .unwrap_or(by_heads);
-        let changes = (layers == scaled_at) != (end - start == scaled_at);
-        if changes && by_heads != by_key {
-            return Err(Error::KnownByLayers {
-                name: model.architecture().into(),
-                layers,
-            });
-        }
-    }
     Ok(())
+}
+
+/// No architecture of the table reads how many experts each layer uses, only how many the first one does.
+fn check_experts(model: &Model) -> Result<(), Error> {
+    let key = "expert_used_count";
+    let used = model.per_layer(key)?.unwrap_or_default();
+    let alike = used.windows(2).all(|pair| pair[0] == pair[1]);
+    if alike {
+        Ok(())
+    } else {
+        Err(Error::Varies {
+            key: model.full_key(key),
+        })
+    }
 }
 
 /// The layer whose shapes fill in for a kind that llama.cpp needs and the window hasn't.
 fn padding_layer(architecture: &Architecture, kinds: &[LayerKind], role: &WindowRole) -> Result<Option<u32>, Error> {
-    let Kinds::Hybrid { .. } = architecture.kinds else {
+    if !architecture.kinds.is_hybrid() {
         return Ok(None);
-    };
+    }
     let window = &kinds[role.layers.start as usize..role.layers.end as usize];
-    for (kind, name) in [(LayerKind::Full, "full-attention"), (LayerKind::Recurrent, "recurrent")] {
+    for (kind, missing) in [(LayerKind::Full, "full-attention"), (LayerKind::Recurrent, "recurrent")] {
+        let Some(padding) = kinds.iter().position(|found| *found == kind) else {
+            return Err(Error::OneKind { missing });
+        };
         if window.contains(&kind) {
             continue;
         }
         if role.last {
             let Range { start, end } = role.layers;
-            return Err(Error::LastNeedsBothKinds {
-                start,
-                end,
-                missing: name,
-            });
+            return Err(Error::LastNeedsBothKinds { start, end, missing });
         }
-        return Ok(kinds.iter().position(|found| *found == kind).map(|layer| layer as u32));
+        return Ok(Some(padding as u32));
     }
     Ok(None)
 }

@@ -616,7 +616,7 @@ fn a7_dimensions_of_no_model_are_refused_by_key() {
 #[test]
 fn architectures_that_are_not_proven_are_refused_by_name_with_the_reason() {
     for (name, why) in [
-        ("gemma2", "scales the input"),
+        ("bloom", "normalises the input"),
         ("gpt2", "position embeddings"),
         ("t5", "encoder"),
         ("brandnew", "no test has shown"),

@@ -76,6 +76,12 @@ fn check_cover(profile: &ModelProfile, request: &Request) -> Result<(), Error> {
             latest: profile.last_start,
         });
     }
+    if profile.refused_last_starts().contains(&last) {
+        return Err(Error::LastLength {
+            start: last,
+            layers: layers - last,
+        });
+    }
     match &profile.indivisible {
         Some(why) if request.windows.len() > 1 => Err(Error::Indivisible { why: why.clone() }),
         _ => Ok(()),

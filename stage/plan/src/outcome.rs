@@ -149,6 +149,16 @@ pub enum Error {
         /// where it may start at the latest
         latest: u32,
     },
+    /// a last window of a length that llama.cpp takes for another model
+    #[error(
+        "the last window starts at layer {start}, and llama.cpp takes {layers} layers of this architecture for another model"
+    )]
+    LastLength {
+        /// where it starts
+        start: u32,
+        /// layers that it has
+        layers: u32,
+    },
     /// a window by hand on a device that isn't there
     #[error("window {window} is to run on {name}, and there is no such device or pool")]
     UnknownDevice {
@@ -287,6 +297,7 @@ pub(crate) fn problem(
     let mut problem = Problem {
         layers: needs.layers(),
         last_start: profile.last_start,
+        no_last_start: profile.refused_last_starts(),
         indivisible: profile.indivisible.is_some(),
         trusted_ends: request.trusted_ends,
         seats: Vec::new(),

@@ -173,6 +173,16 @@ impl ModelProfile {
     pub fn layer_count(&self) -> u32 {
         self.layers.len() as u32
     }
+
+    /// Layers at which the last window can't start although it might start later: llama.cpp takes as many layers for
+    /// another model.
+    pub fn refused_last_starts(&self) -> Vec<u32> {
+        let layers = self.layer_count();
+        window::refused_last_lengths(&self.architecture, layers, self.vocabulary)
+            .into_iter()
+            .map(|length| layers - length)
+            .collect()
+    }
 }
 
 fn layers(model: &Model, kinds: &[arch::LayerKind], bytes: &[u64]) -> Result<Vec<Layer>, Error> {
@@ -181,7 +191,8 @@ fn layers(model: &Model, kinds: &[arch::LayerKind], bytes: &[u64]) -> Result<Vec
     let kv_heads = model
         .per_layer("attention.head_count_kv")?
         .unwrap_or_else(|| heads.clone());
-    let window = number(model, "attention.sliding_window").unwrap_or(0);
+    let window = arch::sliding_window(model)?.unwrap_or(0);
+    let compressed = has_compressed_cache(model);
     let state_bytes = state_bytes(model)?;
     let active = active_bytes(model)?;
     let length = |key: &str, heads: u64| number(model, key).or_else(|| width.checked_div(heads)).unwrap_or(0);
@@ -197,6 +208,8 @@ fn layers(model: &Model, kinds: &[arch::LayerKind], bytes: &[u64]) -> Result<Vec
             };
             let (key_values, value_values) = match kind {
                 arch::LayerKind::Recurrent => (0, 0),
+                // values are a part of the keys
+                _ if compressed => (cached("attention.key_length")?, 0),
                 _ => (cached("attention.key_length")?, cached("attention.value_length")?),
             };
             let recurrent = *kind == arch::LayerKind::Recurrent;
@@ -214,6 +227,12 @@ fn layers(model: &Model, kinds: &[arch::LayerKind], bytes: &[u64]) -> Result<Vec
             })
         })
         .collect()
+}
+
+/// Keys and values are cached as one compressed row of each position (`llama_hparams::is_mla`).
+fn has_compressed_cache(model: &Model) -> bool {
+    let set = |key| number(model, key).is_some_and(|length| length > 0);
+    set("attention.key_length_mla") && set("attention.value_length_mla")
 }
 
 /// Bytes of each block that one token reads: all of a tensor, or of a stack of experts the share that is used.
@@ -243,6 +262,11 @@ fn state_bytes(model: &Model) -> Result<u64, Error> {
     let of = |key: &str| number(model, key).unwrap_or(0);
     let (inner, state, groups) = (of("ssm.inner_size"), of("ssm.state_size"), of("ssm.group_count"));
     let bytes = || {
+        // a short convolution has no state but its inputs
+        if let Some(kernel) = number(model, "shortconv.l_cache") {
+            let width = u64::from(model.embedding_length());
+            return kernel.saturating_sub(1).checked_mul(width)?.checked_mul(4);
+        }
         let channels = groups.checked_mul(state)?.checked_mul(2)?.checked_add(inner)?;
         let convolution = of("ssm.conv_kernel").saturating_sub(1).checked_mul(channels)?;
         state.checked_mul(inner)?.checked_add(convolution)?.checked_mul(4)

@@ -62,6 +62,8 @@ pub(crate) struct Problem {
     pub(crate) layers: u32,
     /// the last window starts here or before
     pub(crate) last_start: u32,
+    /// and at none of these layers
+    pub(crate) no_last_start: Vec<u32>,
     /// only the whole model may be a window
     pub(crate) indivisible: bool,
     /// the first and the last window stay inside
@@ -182,7 +184,8 @@ impl Problem {
             self.last_start.min(self.layers.saturating_sub(1))
         };
         let earliest = seat.earliest[self.layers as usize];
-        (earliest..=latest).filter(move |_| earliest <= latest)
+        let refused = self.no_last_start.clone();
+        (earliest..=latest).filter(move |start| !refused.contains(start))
     }
 }
 

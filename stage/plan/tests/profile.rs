@@ -4,7 +4,7 @@
 
 use kvasir_gguf::Model;
 use kvasir_plan::{LayerKind, LayerRange, ModelProfile, Needs, Request};
-use kvasir_tests::gguf::{TensorType, Value};
+use kvasir_tests::gguf::{File, Tensor, TensorType, Value};
 use kvasir_tests::models;
 use kvasir_tests::random_model::{Architecture, EMBEDDING, RandomModel};
 
@@ -17,6 +17,37 @@ fn model(random: &RandomModel) -> Model {
 
 fn profile(random: &RandomModel) -> ModelProfile {
     ModelProfile::of(&model(random)).unwrap()
+}
+
+/// A model of this architecture with one norm in each layer.
+fn toy(architecture: &str, layers: u32, keys: &[(&str, Value)]) -> Model {
+    let mut file = File::default();
+    file.set("general.architecture", Value::String(architecture.into()));
+    for (key, value) in [
+        ("block_count", layers),
+        ("embedding_length", 8),
+        ("attention.head_count", 2),
+    ] {
+        file.set(format!("{architecture}.{key}"), Value::U32(value));
+    }
+    for (key, value) in keys {
+        file.set(format!("{architecture}.{key}"), value.clone());
+    }
+    let mut add = |name: String, shape: &[u64]| {
+        file.tensors.push(Tensor {
+            name,
+            shape: shape.into(),
+            kind: TensorType::F32,
+            data: vec![0; 4 * shape.iter().product::<u64>() as usize],
+        });
+    };
+    add("token_embd.weight".into(), &[8, 16]);
+    (0..layers).for_each(|layer| add(format!("blk.{layer}.attn_norm.weight"), &[8]));
+    add("output_norm.weight".into(), &[8]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, file.to_bytes()).unwrap();
+    Model::open(&path).unwrap()
 }
 
 fn needs(profile: &ModelProfile) -> Needs {
@@ -198,9 +229,52 @@ fn of_experts_only_the_used_share_is_read() {
 
 #[test]
 fn an_architecture_that_cannot_be_cut_is_refused_by_name() {
-    let refused = ModelProfile::of(&model(&RandomModel::new(Architecture::Gemma2))).unwrap_err();
-    assert!(refused.to_string().contains("gemma2"), "{refused}");
+    let refused = ModelProfile::of(&toy("bloom", 4, &[])).unwrap_err();
+    assert!(refused.to_string().contains("bloom"), "{refused}");
     assert_eq!(refused.reason(), "UnsupportedArchitecture");
+}
+
+#[test]
+fn lengths_of_the_last_window_that_make_it_another_model_are_known() {
+    let profile = ModelProfile::of(&toy("deepseek2", 61, &[("attention.q_lora_rank", Value::U32(4))])).unwrap();
+    assert_eq!((profile.last_start, &profile.indivisible), (60, &None));
+    assert_eq!(profile.refused_last_starts(), [35, 34], "26 and 27 layers");
+    let light = ModelProfile::of(&toy("deepseek2", 27, &[])).unwrap();
+    assert!(light.refused_last_starts().is_empty());
+}
+
+#[test]
+fn a_compressed_cache_has_no_values_beside_its_keys() {
+    let keys = [
+        ("attention.head_count_kv", Value::U32(1)),
+        ("attention.key_length", Value::U32(576)),
+        ("attention.value_length", Value::U32(512)),
+        ("attention.key_length_mla", Value::U32(192)),
+        ("attention.value_length_mla", Value::U32(128)),
+    ];
+    let layer = ModelProfile::of(&toy("deepseek2", 4, &keys)).unwrap().layers[0];
+    assert_eq!((layer.key_values, layer.value_values), (576, 0));
+}
+
+#[test]
+fn a_short_convolution_keeps_only_its_inputs() {
+    let keys = [
+        ("attention.head_count_kv", Value::I32s(vec![0, 0, 2, 0])),
+        ("shortconv.l_cache", Value::U32(3)),
+    ];
+    let profile = ModelProfile::of(&toy("granitehybrid", 4, &keys)).unwrap();
+    let states: Vec<u64> = profile.layers.iter().map(|layer| layer.state_bytes).collect();
+    assert_eq!(states, [64, 64, 0, 64], "two inputs of eight values");
+    assert_eq!(profile.last_start, 2);
+}
+
+#[test]
+fn layers_slide_by_a_width_that_the_file_need_not_say() {
+    let profile = ModelProfile::of(&toy("gemma2", 4, &[])).unwrap();
+    let sliding = LayerKind::Sliding { window: 4096 };
+    let kinds: Vec<LayerKind> = profile.layers.iter().map(|layer| layer.kind).collect();
+    assert_eq!(kinds, [sliding, LayerKind::Full, sliding, LayerKind::Full]);
+    assert_eq!(profile.last_start, 3, "a full layer may be alone");
 }
 
 #[test]

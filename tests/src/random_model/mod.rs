@@ -43,12 +43,12 @@ pub struct RandomModel {
 }
 
 impl RandomModel {
-    /// Eight layers, no MTP layer, `Q8_0` weights, no vocabulary, an output head of its own where the architecture has
+    /// Eight layers (more where llama.cpp knows the architecture by their number), no MTP layer, `Q8_0` weights, no vocabulary, an output head of its own where the architecture has
     /// one.
     pub fn new(architecture: Architecture) -> Self {
         Self {
             architecture,
-            layers: 8,
+            layers: architecture.default_layers(),
             mtp_layers: 0,
             weights: TensorType::default(),
             vocabulary: Vocabulary::default(),
@@ -69,7 +69,7 @@ impl RandomModel {
     #[must_use]
     pub fn mtp_layers(mut self, layers: u32) -> Self {
         assert!(
-            layers == 0 || self.architecture.is_hybrid(),
+            layers == 0 || self.architecture.has_mtp(),
             "{} has no MTP layer",
             self.architecture.name()
         );

@@ -1,7 +1,9 @@
 //! Metadata of the files that are cut: the model's, with what belongs to the window changed.
 
-use super::{Error, KEY_END, KEY_IDENTITY, KEY_LAYERS, KEY_MODEL_LAYERS, KEY_START, WindowRole};
-use crate::arch::{self, Architecture, Kinds, LayerKind, PER_LAYER, WHOLE};
+use super::{
+    Error, KEY_END, KEY_IDENTITY, KEY_INPUT, KEY_LAYERS, KEY_MODEL_LAYERS, KEY_SPARSE, KEY_START, Plan, WindowRole,
+};
+use crate::arch::{Input, InputScale, Kinds, LayerKind, PER_LAYER, Switch, WHOLE, sliding_window};
 use crate::header::Header;
 use crate::metadata::{Value, ValueType};
 use crate::model::{self, Model};
@@ -9,19 +11,81 @@ use crate::model::{self, Model};
 /// Names tensors of blocks, which have other numbers in a window.
 const TENSOR_NAMES: &str = "general.tensor_extra.name";
 
-/// Metadata of a window. `layers` are the old numbers of the new layers.
-pub(super) fn of_window(
-    model: &Model,
-    architecture: &Architecture,
-    role: &WindowRole,
-    kinds: &[LayerKind],
-    layers: &[u32],
-) -> Result<Header, Error> {
+/// Sliding layers look back at this many positions where they stand for full ones: more than the engine holds of all
+/// sequences together.
+const EVERYTHING: u32 = 1 << 26;
+
+/// Keys that treat sliding layers in another way than full ones.
+const SLIDING_ONLY: [&str; 4] = [
+    "rope.freq_base_swa",
+    "rope.dimension_count_swa",
+    "attention.key_length_swa",
+    "attention.value_length_swa",
+];
+
+/// How a window's file says which of its layers slide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sliding {
+    /// as the model does: nothing about it is changed
+    AsItIs,
+    /// layer by layer
+    Listed,
+    /// none does, and the switch is off
+    Off,
+    /// none does, and there is no switch: all see everything
+    Everything,
+}
+
+impl Sliding {
+    fn of(model: &Model, plan: &Plan) -> Result<Sliding, Error> {
+        let Kinds::Sliding { switch, .. } = plan.architecture.kinds else {
+            return Ok(Sliding::AsItIs);
+        };
+        if sliding_window(model)?.is_none() {
+            return Ok(Sliding::AsItIs);
+        }
+        let slides = |layer: &u32| plan.kinds[*layer as usize] == LayerKind::Sliding;
+        Ok(match switch {
+            _ if plan.layers.iter().any(slides) => Sliding::Listed,
+            Switch::ByKey => Sliding::Off,
+            Switch::Always { .. } => Sliding::Everything,
+        })
+    }
+
+    /// The model's key isn't the window's.
+    fn replaces(self, key: &str) -> bool {
+        match key {
+            "attention.sliding_window_pattern" => self != Sliding::AsItIs,
+            "attention.sliding_window" => matches!(self, Sliding::Off | Sliding::Everything),
+            _ => self == Sliding::Everything && SLIDING_ONLY.contains(&key),
+        }
+    }
+
+    fn write(self, header: &mut Header, model: &Model, plan: &Plan) {
+        let pattern = model.full_key("attention.sliding_window_pattern");
+        match self {
+            Sliding::AsItIs | Sliding::Off => {}
+            Sliding::Listed => {
+                let slides = |layer: &u32| plan.kinds[*layer as usize] == LayerKind::Sliding;
+                header.flags(&pattern, &plan.layers.iter().map(slides).collect::<Vec<bool>>());
+            }
+            Sliding::Everything => {
+                header.u32(&model.full_key("attention.sliding_window"), EVERYTHING);
+                header.flags(&pattern, &vec![true; plan.layers.len()]);
+            }
+        }
+    }
+}
+
+/// Metadata of a window.
+pub(super) fn of_window(model: &Model, role: &WindowRole, plan: &Plan) -> Result<Header, Error> {
     let (start, end) = (role.layers.start, role.layers.end);
-    let kind = |layer: &u32| kinds[*layer as usize];
-    let sliding = matches!(architecture.kinds, Kinds::Sliding { .. }) && arch::slides(model);
-    let full_only = sliding && layers.iter().all(|layer| kind(layer) == LayerKind::Full);
-    let hybrid = matches!(architecture.kinds, Kinds::Hybrid { .. });
+    let sliding = Sliding::of(model, plan)?;
+    let listed_states = matches!(plan.architecture.kinds, Kinds::Hybrid { .. });
+    let scale = match plan.architecture.scale {
+        InputScale::Key(key) => Some(key),
+        InputScale::One | InputScale::SqrtEmbedding => None,
+    };
     let prefix = model.full_key("");
     let mut header = Header::default();
 
@@ -31,33 +95,31 @@ pub(super) fn of_window(
             None if key == TENSOR_NAMES => return Err(Error::NamesTensors { key: TENSOR_NAMES }),
             None if key.starts_with("tokenizer.") && !role.last => {}
             Some("block_count" | "nextn_predict_layers" | "vocab_size" | "leading_dense_block_count") => {}
-            Some("attention.recurrent_layers" | "full_attention_interval") if hybrid => {}
-            Some("attention.sliding_window_pattern") if sliding => {}
-            Some("attention.sliding_window") if full_only => {}
+            Some("attention.recurrent_layers" | "full_attention_interval") if listed_states => {}
+            Some(short) if sliding.replaces(short) || plan.measures.replaces(short) || scale == Some(short) => {}
             Some(short) if place.ty == ValueType::Array && !WHOLE.contains(&short) => {
-                write_array(&mut header, model, key, short, entry, layers)?;
+                write_array(&mut header, model, key, short, entry, &plan.layers)?;
             }
             _ => header.raw(entry),
         }
     }
 
-    header.u32(&model.full_key("block_count"), layers.len() as u32);
+    header.u32(&model.full_key("block_count"), plan.layers.len() as u32);
     if model.mtp_layers() > 0 {
         header.u32(&model.full_key("nextn_predict_layers"), 0);
     }
     if let Some(dense) = model.get("leading_dense_block_count").and_then(Value::as_u32) {
-        header.u32(
-            &model.full_key("leading_dense_block_count"),
-            dense.saturating_sub(start).min(end - start),
-        );
+        let leading = plan.layers.iter().take_while(|layer| **layer < dense).count();
+        header.u32(&model.full_key("leading_dense_block_count"), leading as u32);
     }
-    if hybrid {
-        let recurrent: Vec<bool> = layers.iter().map(|layer| kind(layer) == LayerKind::Recurrent).collect();
+    if listed_states {
+        let recurrent = |layer: &u32| plan.kinds[*layer as usize] == LayerKind::Recurrent;
+        let recurrent: Vec<bool> = plan.layers.iter().map(recurrent).collect();
         header.flags(&model.full_key("attention.recurrent_layers"), &recurrent);
     }
-    if sliding && !full_only {
-        let slides: Vec<bool> = layers.iter().map(|layer| kind(layer) == LayerKind::Sliding).collect();
-        header.flags(&model.full_key("attention.sliding_window_pattern"), &slides);
+    sliding.write(&mut header, model, plan);
+    for (key, value) in &plan.measures.keys {
+        header.u32(&model.full_key(key), *value);
     }
     write_head_lengths(&mut header, model)?;
     header.u32(
@@ -70,6 +132,12 @@ pub(super) fn of_window(
     header.u32(KEY_START, start);
     header.u32(KEY_END, end);
     header.u32(KEY_LAYERS, end - start);
+    if let Input::Overwritten(node) = plan.architecture.input {
+        header.text(KEY_INPUT, node);
+    }
+    if plan.sparse {
+        header.u32(KEY_SPARSE, 1);
+    }
     write_origin(&mut header, model);
     Ok(header)
 }

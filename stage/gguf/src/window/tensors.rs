@@ -1,6 +1,6 @@
 //! Tensors of the files that are cut: the model's own, those that llama.cpp asks of every model, and padding.
 
-use super::{EMBEDDING, Error, HEAD, HEAD_NORM, Source, WindowRole, is_tied};
+use super::{EMBEDDING, Error, HEAD, Source, WindowRole, is_tied};
 use crate::arch::{Architecture, GlobalRole};
 use crate::model::{Model, Tensor};
 use crate::tensor::{TensorType, layer_of};
@@ -32,7 +32,7 @@ fn carried(tensor: &Tensor, name: String) -> Result<Unplaced, Error> {
 }
 
 /// What llama.cpp asks of every model and only the last rank's window has: made up in the others.
-pub(super) fn made_up(model: &Model, role: &WindowRole) -> Vec<Unplaced> {
+pub(super) fn made_up(model: &Model, architecture: &Architecture, role: &WindowRole) -> Vec<Unplaced> {
     if role.last {
         return Vec::new();
     }
@@ -45,7 +45,7 @@ pub(super) fn made_up(model: &Model, role: &WindowRole) -> Vec<Unplaced> {
     };
     vec![
         filled(EMBEDDING, vec![width.into(), 1], 0.0),
-        filled(HEAD_NORM, vec![width.into()], 1.0),
+        filled(architecture.head.norm, vec![width.into()], 1.0),
     ]
 }
 
@@ -75,9 +75,10 @@ pub(super) fn of_mtp(model: &Model, architecture: &Architecture) -> Result<Vec<U
 /// The window's own tensors, in the order in which they lie in the model.
 pub(super) fn of_window(model: &Model, architecture: &Architecture, role: &WindowRole) -> Result<Vec<Unplaced>, Error> {
     if role.last {
-        tensor(model, HEAD_NORM)?;
+        tensor(model, architecture.head.norm)?;
         tensor(model, EMBEDDING)?;
     }
+    let own = architecture.head.own;
     let tied = is_tied(model);
     let mut tensors: Vec<(usize, u64, Unplaced)> = Vec::new();
     for tensor in model.tensors() {
@@ -90,7 +91,7 @@ pub(super) fn of_window(model: &Model, architecture: &Architecture, role: &Windo
                 GlobalRole::Every => Some(tensor.name.clone()),
                 GlobalRole::Embedding => (role.last && tied).then(|| tensor.name.clone()),
                 // the embedding isn't needed, so the head poses as a tied one: llama.cpp wants a token_embd in any case
-                GlobalRole::Head if tensor.name == HEAD => role.last.then(|| EMBEDDING.to_owned()),
+                GlobalRole::Head if tensor.name == HEAD && !own => role.last.then(|| EMBEDDING.to_owned()),
                 GlobalRole::Head => role.last.then(|| tensor.name.clone()),
             },
         };
@@ -99,7 +100,34 @@ pub(super) fn of_window(model: &Model, architecture: &Architecture, role: &Windo
         }
     }
     tensors.sort_by_key(|(part, start, _)| (*part, *start));
-    Ok(tensors.into_iter().map(|(_, _, tensor)| tensor).collect())
+    let mut tensors: Vec<Unplaced> = tensors.into_iter().map(|(_, _, tensor)| tensor).collect();
+    if has_hole(architecture, role) {
+        tensor(model, HEAD)?;
+        tensors.push(embedding_hole(tensor(model, EMBEDDING)?)?);
+    }
+    Ok(tensors)
+}
+
+/// The window's file has a hole, padding layers aside: an embedding that llama.cpp wants beside the head.
+pub(super) fn has_hole(architecture: &Architecture, role: &WindowRole) -> bool {
+    role.last && architecture.head.own
+}
+
+/// As many rows as the embedding has, in the smallest type that its rows fit, for nobody reads them.
+fn embedding_hole(tensor: &Tensor) -> Result<Unplaced, Error> {
+    let small = [TensorType::IQ1_S, TensorType::Q2_0, TensorType::MXFP4]
+        .into_iter()
+        .find_map(|ty| Some((ty, ty.bytes(&tensor.dims)?)));
+    let (ty, len) = match small {
+        Some(small) => small,
+        None => (tensor.ty, tensor.bytes()?),
+    };
+    Ok(Unplaced {
+        name: EMBEDDING.into(),
+        dims: tensor.dims.clone(),
+        ty,
+        source: Source::Hole { len },
+    })
 }
 
 /// A layer of the missing kind, behind the window's own: never computed, and never read where the file is mapped.
