@@ -43,10 +43,14 @@ pub(super) fn made_up(model: &Model, architecture: &Architecture, role: &WindowR
         ty: TensorType::F32,
         source: Source::Bytes(value.to_le_bytes().repeat(width as usize)),
     };
-    vec![
+    let mut tensors = vec![
         filled(EMBEDDING, vec![width.into(), 1], 0.0),
         filled(architecture.head.norm, vec![width.into()], 1.0),
-    ]
+    ];
+    if architecture.head.own {
+        tensors.push(filled(HEAD, vec![width.into(), 1], 0.0));
+    }
+    tensors
 }
 
 /// The embedding, for the rank that embeds.
