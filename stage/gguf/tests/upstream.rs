@@ -27,15 +27,25 @@ const OTHERS: [(&str, &str); 14] = [
     ("xielu.eps", "apertus, which isn't cut"),
 ];
 
-/// `src/` of the llama.cpp that this workspace builds.
-fn source() -> PathBuf {
+fn cargo(arguments: &[&str]) -> Vec<u8> {
     let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--offline", "--locked", "--format-version", "1"])
+        .args(arguments)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    output.stdout
+}
+
+/// `src/` of the llama.cpp that this workspace builds.
+fn source() -> PathBuf {
+    // packages of other platforms needn't be on this machine
+    let version = String::from_utf8(cargo(&["-vV"])).unwrap();
+    let host = version.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();
+    let options = ["--offline", "--locked", "--format-version=1", "--filter-platform", host];
+    let listed = cargo(&[&["metadata"][..], &options].concat());
+    let metadata: serde_json::Value = serde_json::from_slice(&listed).unwrap();
     let package = metadata["packages"]
         .as_array()
         .unwrap()
