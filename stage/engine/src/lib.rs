@@ -16,6 +16,7 @@ mod capture;
 mod context;
 mod embedder;
 mod error;
+mod hole;
 mod log;
 mod model;
 pub mod sampler;
