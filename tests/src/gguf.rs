@@ -140,10 +140,7 @@ pub struct Entry<'a> {
 }
 
 /// A file's bytes up to the first tensor's data, and the length of the whole file, whose tensors lie one after the other.
-pub fn prefix<'a>(
-    metadata: &[(String, Value)],
-    tensors: impl ExactSizeIterator<Item = Entry<'a>>,
-) -> (Vec<u8>, u64) {
+pub fn prefix<'a>(metadata: &[(String, Value)], tensors: impl ExactSizeIterator<Item = Entry<'a>>) -> (Vec<u8>, u64) {
     let mut out = b"GGUF".to_vec();
     out.extend(3u32.to_le_bytes());
     put_len(&mut out, tensors.len());

@@ -117,7 +117,10 @@ fn range(rank: &Value) -> (u64, u64) {
 
 /// All 49 layers, in windows that fit; text stays inside, and what is open is for phones.
 fn check_plan(shown: &Value, gpu: u64, cpu: u64) {
-    assert_eq!((number(&shown["model"], "layers"), number(&shown["model"], "mtpLayers")), (48, 1));
+    assert_eq!(
+        (number(&shown["model"], "layers"), number(&shown["model"], "mtpLayers")),
+        (48, 1)
+    );
     let ranks = shown["ranks"].as_array().unwrap();
     let end = ranks.iter().fold(0, |end, rank| {
         let (start, next) = range(rank);
@@ -130,10 +133,13 @@ fn check_plan(shown: &Value, gpu: u64, cpu: u64) {
     assert!(number(last, "mtpBytes") > GB);
     assert!(others.iter().all(|rank| rank.get("mtpLayers").is_none()));
 
-    let placed = |name: &str| ranks.iter().filter(move |rank| rank["placement"] == name);
+    let placed = |name: &'static str| ranks.iter().filter(move |rank| rank["placement"] == name);
     for (pool, memory) in [("gpu", gpu), ("cpu", cpu)] {
         assert_eq!(placed(pool).count(), 2, "{shown}");
-        assert!(placed(pool).all(|rank| number(rank, "memoryBytes") <= memory), "{shown}");
+        assert!(
+            placed(pool).all(|rank| number(rank, "memoryBytes") <= memory),
+            "{shown}"
+        );
     }
     assert!(!ranks[0]["placement"].is_null() && !last["placement"].is_null());
     let open: Vec<&Value> = ranks.iter().filter(|rank| rank["placement"].is_null()).collect();
@@ -141,8 +147,14 @@ fn check_plan(shown: &Value, gpu: u64, cpu: u64) {
     for rank in open {
         let (start, end) = range(rank);
         assert_eq!(end - start, 1, "one layer each: {rank}");
-        assert!((14 * GB / 10..16 * GB / 10).contains(&number(rank, "fetchBytes")), "{rank}");
-        assert!(number(rank, "memoryBytes") <= 3 * GB, "a phone of 4 GB has room for it: {rank}");
+        assert!(
+            (14 * GB / 10..16 * GB / 10).contains(&number(rank, "fetchBytes")),
+            "{rank}"
+        );
+        assert!(
+            number(rank, "memoryBytes") <= 3 * GB,
+            "a phone of 4 GB has room for it: {rank}"
+        );
     }
 }
 
@@ -151,7 +163,10 @@ fn all_49_layers_are_planned_in_a_second_out_of_20_mib() {
     let served = Served::new();
     let layers = 0..stand_in::LAYERS;
     let sizes: Vec<u64> = layers.map(|layer| served.layer_bytes(layer, layer + 1)).collect();
-    assert!(sizes.iter().all(|bytes| (14 * GB / 10..16 * GB / 10).contains(bytes)), "{sizes:?}");
+    assert!(
+        sizes.iter().all(|bytes| (14 * GB / 10..16 * GB / 10).contains(bytes)),
+        "{sizes:?}"
+    );
     println!(
         "whole: {} bytes, prefix {}; layers {}..={}",
         served.model.size(),
@@ -163,7 +178,7 @@ fn all_49_layers_are_planned_in_a_second_out_of_20_mib() {
     let mut ring = example("qwen3.5-122b.yaml", http_source(&served.url()));
     // by what the example's stages may take, and by all that its devices have
     for (gpu, cpu) in [(22, 14), (24, 16)] {
-        for (pool, gigabytes) in [(0, gpu), (1, cpu)] {
+        for (pool, gigabytes) in [(0usize, gpu), (1, cpu)] {
             ring["spec"]["pools"][pool]["memory"] = json!(format!("{gigabytes}G"));
         }
         let file = served.write("ring.yaml", &ring);
@@ -191,15 +206,26 @@ fn all_49_layers_are_planned_in_a_second_out_of_20_mib() {
 #[test]
 fn inspect_tells_its_kinds_and_what_a_split_needs() {
     let served = Served::new();
-    let output = kvasir(&["inspect", "-o", "json", "--stages", "48", &served.url()]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2), "the last window has both kinds, so there are 47 at most");
-    let output = kvasir(&["inspect", "-o", "json", "--stages", "47", &served.url()]).output().unwrap();
+    let output = kvasir(&["inspect", "-o", "json", "--stages", "48", &served.url()])
+        .output()
+        .unwrap();
+    assert_eq!(
+        output.status.code(),
+        Some(2),
+        "the last window has both kinds, so there are 47 at most"
+    );
+    let output = kvasir(&["inspect", "-o", "json", "--stages", "47", &served.url()])
+        .output()
+        .unwrap();
     let shown = told(&output);
     let kinds = |kind: &str| {
         let layers = shown["layers"].as_array().unwrap();
         layers.iter().filter(|layer| layer["kind"] == kind).count()
     };
-    assert_eq!((kinds("full"), kinds("recurrent"), number(&shown, "mtpLayers")), (12, 36, 1));
+    assert_eq!(
+        (kinds("full"), kinds("recurrent"), number(&shown, "mtpLayers")),
+        (12, 36, 1)
+    );
     let stages = shown["stages"].as_array().unwrap();
     assert_eq!(stages.len(), 47);
     // keys and values: 2 heads of 256 each, 2 bytes a value
@@ -281,7 +307,13 @@ impl Device {
     fn memory(&self, field: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.stage)).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
-        let kibibytes: u64 = line.trim_matches([':', '\t', ' ']).strip_suffix(" kB").unwrap().trim().parse().unwrap();
+        let kibibytes: u64 = line
+            .trim_matches([':', '\t', ' '])
+            .strip_suffix(" kB")
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
         kibibytes * 1024
     }
 
@@ -350,7 +382,10 @@ fn a_device_carries_one_layer_in_little_more_than_its_bytes() {
     device.print();
     let disk = device.file.metadata().unwrap();
     is_within("disk", disk.blocks() * 512, device.bytes + device.bytes / 50);
-    assert!(disk.len() > device.bytes + device.bytes / 5, "a padding layer is there, as a hole");
+    assert!(
+        disk.len() > device.bytes + device.bytes / 5,
+        "a padding layer is there, as a hole"
+    );
     is_within("resident", device.memory("VmRSS"), device.bytes * 135 / 100);
     // The rest are pages of the file, which the kernel takes back when it needs them.
     is_within("not reclaimable", device.memory("RssAnon"), device.bytes / 10);

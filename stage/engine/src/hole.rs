@@ -25,7 +25,9 @@ pub(crate) fn start(file: &CStr, layers: u32) -> Option<u64> {
             let name = CStr::from_ptr(sys::gguf_get_tensor_name(gguf, tensor));
             block(name.to_bytes()).is_some_and(|block| block >= layers)
         });
-        let first = padding.map(|tensor| sys::gguf_get_tensor_offset(gguf, tensor) as u64).min();
+        let first = padding
+            .map(|tensor| sys::gguf_get_tensor_offset(gguf, tensor) as u64)
+            .min();
         first.map(|first| data + first)
     };
     // SAFETY: made above, and used by nobody else.
@@ -99,7 +101,7 @@ fn forget(pages: &Range<u64>) {
     unsafe extern "C" {
         fn madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int;
     }
-    let (address, length) = (pages.start as *mut c_void, (pages.end - pages.start) as usize);
+    let (address, length) = (pages.start as usize as *mut c_void, (pages.end - pages.start) as usize);
     // SAFETY: the pages are those of a shared mapping that can't be written to: they hold the file's own bytes, and what
     // is dropped reads as before. llama.cpp made the mapping for a model that its caller holds, so it is still there.
     unsafe { madvise(address, length, MADV_DONTNEED) };
@@ -121,7 +123,10 @@ mod tests {
         assert_eq!(found.offset, 0x1_0000);
         assert_eq!(Mapping::of(LINE, "/a folder/other.gguf"), None);
         for rights in ["rw-s", "r--p"] {
-            assert_eq!(Mapping::of(&LINE.replace("r--s", rights), "/a folder/window.gguf"), None);
+            assert_eq!(
+                Mapping::of(&LINE.replace("r--s", rights), "/a folder/window.gguf"),
+                None
+            );
         }
         assert_eq!(Mapping::of("7ffd1000-7ffd2000 rw-p 00000000 00:00 0", ""), None);
     }

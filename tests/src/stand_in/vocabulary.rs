@@ -49,7 +49,10 @@ pub(super) fn metadata() -> Vec<(String, Value)> {
 /// So many tokens, and the merges that make all but the first 256 of them, each out of two that come before it.
 fn grown(count: usize) -> (Vec<String>, Vec<String>) {
     // what GPT-2 writes for the 256 bytes
-    let bytes = ('!'..='~').chain('¡'..='¬').chain('®'..='ÿ').chain('\u{100}'..='\u{143}');
+    let bytes = ('!'..='~')
+        .chain('¡'..='¬')
+        .chain('®'..='ÿ')
+        .chain('\u{100}'..='\u{143}');
     let mut tokens: Vec<String> = bytes.map(String::from).collect();
     let mut known: HashSet<String> = tokens.iter().cloned().collect();
     let mut merges = Vec::new();
