@@ -333,7 +333,7 @@ fn words(shown: &Shown) -> String {
             line(
                 "mtp",
                 format!(
-                    "{} layer(s) of {} that no window holds",
+                    "{} layer(s) of {} that ride with the last rank: no window holds them, and they are not fetched yet",
                     shown.mtp_layers,
                     bytes(known.mtp_bytes)
                 ),

@@ -22,7 +22,7 @@ pub struct Plan {
 #[serde(rename_all = "camelCase")]
 struct Shown {
     ring: String,
-    model: kvasir_plan::ModelRef,
+    model: Model,
     file_type: String,
     ranks: Vec<Row>,
     total: Sizes,
@@ -30,13 +30,34 @@ struct Shown {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
+struct Model {
+    #[serde(flatten)]
+    served: kvasir_plan::ModelRef,
+    /// behind the trunk's layers
+    mtp_layers: u32,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Row {
     rank: usize,
     layers: kvasir_plan::LayerRange,
+    /// at the last rank, where drafts would be made and checked
+    #[serde(flatten)]
+    mtp: Option<Mtp>,
     /// pool or device; none for a window left to the market
     placement: Option<String>,
     #[serde(flatten)]
     sizes: Sizes,
+}
+
+/// MTP layers, which ride with the last rank. They are not fetched before a rank drafts, so no other size counts them.
+#[derive(Clone, Copy, Serialize)]
+struct Mtp {
+    #[serde(rename = "mtpLayers")]
+    layers: u32,
+    #[serde(rename = "mtpBytes")]
+    bytes: u64,
 }
 
 /// In bytes.
@@ -61,6 +82,11 @@ impl Plan {
 fn shown(planned: &Planned) -> Shown {
     let mut total = Sizes::default();
     let mut ranks = Vec::new();
+    let profile = &planned.profile;
+    let mtp = (profile.mtp_layers > 0).then_some(Mtp {
+        layers: profile.mtp_layers,
+        bytes: profile.mtp_bytes,
+    });
     for (number, rank) in planned.plan.ranks.iter().enumerate() {
         let sizes = Sizes {
             fetch: rank.need.fetch,
@@ -73,14 +99,18 @@ fn shown(planned: &Planned) -> Shown {
         ranks.push(Row {
             rank: number,
             layers: rank.layers,
+            mtp: mtp.filter(|_| rank.layers.end == profile.layer_count()),
             placement: rank.placement.clone(),
             sizes,
         });
     }
     Shown {
         ring: planned.manifest.ring.clone(),
-        model: planned.manifest.model.clone(),
-        file_type: planned.profile.file_type.clone(),
+        model: Model {
+            served: planned.manifest.model.clone(),
+            mtp_layers: profile.mtp_layers,
+        },
+        file_type: profile.file_type.clone(),
         ranks,
         total,
     }
@@ -98,7 +128,8 @@ fn table(shown: &Shown) -> Table {
     let cells = |sizes: Sizes| [sizes.fetch, sizes.memory, sizes.cache].map(bytes);
     for row in &shown.ranks {
         let placement = row.placement.clone().unwrap_or_else(|| "open".to_owned());
-        let words = [row.rank.to_string(), row.layers.to_string(), placement];
+        let mtp = row.mtp.map_or_else(String::new, |mtp| format!(" + {} MTP", mtp.layers));
+        let words = [row.rank.to_string(), format!("{}{mtp}", row.layers), placement];
         table.row([words, cells(row.sizes)].concat());
     }
     let total = [String::new(), "total".to_owned(), String::new()];

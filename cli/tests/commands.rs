@@ -204,6 +204,26 @@ fn a_plan_shows_windows_and_bytes() {
 }
 
 #[test]
+fn a3_an_mtp_block_is_planned_at_the_last_rank_and_is_in_no_window() {
+    let folder = Folder::new();
+    let model = folder.path("model.gguf");
+    let with_mtp = RandomModel::new(Architecture::Qwen35Moe).mtp_layers(1);
+    with_mtp.write(&model).unwrap();
+    let windows = json!({"windows": [{"layers": {"start": 0, "end": 3}}, {"layers": {"start": 3, "end": 8}}]});
+    let ring = folder.ring(&file(&model), &windows);
+    let shown: Value = serde_json::from_str(&prints(&["plan", text(&ring), "-o", "json"])).unwrap();
+    assert_eq!(
+        (&shown["model"]["layers"], &shown["model"]["mtpLayers"]),
+        (&json!(8), &json!(1))
+    );
+    assert!(shown["ranks"][0].get("mtpLayers").is_none());
+    assert_eq!(shown["ranks"][1]["mtpLayers"], 1);
+    assert!(shown["ranks"][1]["mtpBytes"].as_u64() > Some(0));
+    let table = prints(&["plan", text(&ring)]);
+    assert!(table.contains("  3..8 + 1 MTP  "), "{table}");
+}
+
+#[test]
 fn stages_can_be_counted_instead_of_cut_by_hand() {
     let folder = Folder::new();
     let ring = folder.ring(&file(&folder.model()), &json!({}));

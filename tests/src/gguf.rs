@@ -111,30 +111,56 @@ impl File {
 
     /// The file's bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = b"GGUF".to_vec();
-        out.extend(3u32.to_le_bytes());
-        put_len(&mut out, self.tensors.len());
-        put_len(&mut out, self.metadata.len());
-        for (key, value) in &self.metadata {
-            put_string(&mut out, key);
-            put_value(&mut out, value);
-        }
-        let mut offset = 0usize;
+        let entries = self.tensors.iter().map(|tensor| Entry {
+            name: &tensor.name,
+            shape: &tensor.shape,
+            kind: tensor.kind.id(),
+            bytes: tensor.data.len() as u64,
+        });
+        let (mut out, _) = prefix(&self.metadata, entries);
         for tensor in &self.tensors {
-            put_string(&mut out, &tensor.name);
-            out.extend((tensor.shape.len() as u32).to_le_bytes());
-            out.extend(tensor.shape.iter().flat_map(|d| d.to_le_bytes()));
-            out.extend(tensor.kind.id().to_le_bytes());
-            put_len(&mut out, offset);
-            offset = (offset + tensor.data.len()).next_multiple_of(ALIGNMENT);
-        }
-        for tensor in &self.tensors {
-            out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
             out.extend(&tensor.data);
+            out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
         }
-        out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
         out
     }
+}
+
+/// A line of a tensor table.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'a> {
+    /// name, such as `blk.0.attn_norm.weight`
+    pub name: &'a str,
+    /// length of a row, then rows, then matrices
+    pub shape: &'a [u64],
+    /// ggml's number for the type
+    pub kind: u32,
+    /// length of its data
+    pub bytes: u64,
+}
+
+/// A file's bytes up to the first tensor's data, and the length of the whole file, whose tensors lie one after the other.
+pub fn prefix<'a>(metadata: &[(String, Value)], tensors: impl ExactSizeIterator<Item = Entry<'a>>) -> (Vec<u8>, u64) {
+    let mut out = b"GGUF".to_vec();
+    out.extend(3u32.to_le_bytes());
+    put_len(&mut out, tensors.len());
+    put_len(&mut out, metadata.len());
+    for (key, value) in metadata {
+        put_string(&mut out, key);
+        put_value(&mut out, value);
+    }
+    let mut offset = 0u64;
+    for tensor in tensors {
+        put_string(&mut out, tensor.name);
+        out.extend((tensor.shape.len() as u32).to_le_bytes());
+        out.extend(tensor.shape.iter().flat_map(|d| d.to_le_bytes()));
+        out.extend(tensor.kind.to_le_bytes());
+        out.extend(offset.to_le_bytes());
+        offset = (offset + tensor.bytes).next_multiple_of(ALIGNMENT as u64);
+    }
+    out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
+    let whole = out.len() as u64 + offset;
+    (out, whole)
 }
 
 fn put_len(out: &mut Vec<u8>, len: usize) {

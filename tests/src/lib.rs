@@ -19,5 +19,6 @@ pub mod process;
 pub mod random_model;
 pub mod ring;
 mod skip;
+pub mod stand_in;
 
 pub use skip::skip;

@@ -15,6 +15,7 @@ mod batch;
 mod context;
 mod embedder;
 mod error;
+mod hole;
 mod log;
 mod model;
 mod nodes;

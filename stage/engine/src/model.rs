@@ -1,7 +1,7 @@
 //! A loaded GGUF file: a window, a whole model, or a vocabulary alone.
 
 use crate::error::EngineError;
-use crate::log;
+use crate::{hole, log};
 use llama_cpp_2::gguf::GgufContext;
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, CString};
@@ -141,6 +141,11 @@ impl Model {
             // SAFETY: the model was just loaded.
             unsafe { sys::llama_model_size(pointer.as_ptr()) }
         };
+        if header.padded()
+            && let Some(start) = header.window_layers.and_then(|layers| hole::start(&file, layers))
+        {
+            hole::release(path, &(start..u64::MAX));
+        }
         Ok(Arc::new(Model {
             pointer,
             path: path.to_owned(),

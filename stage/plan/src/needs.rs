@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::profile::Error;
+use crate::profile::{Error, Padding};
 use crate::{LayerKind, LayerRange, ModelProfile, Request};
 
 /// Memory of the process without a model: runtime, backend, sockets.
@@ -20,7 +20,7 @@ pub struct Need {
     pub fetch: u64,
     /// weights in memory, a padding layer's included
     pub weights: u64,
-    /// cache of keys and values, and recurrent states
+    /// cache of keys and values, and recurrent states, a padding layer's included
     pub cache: u64,
     /// estimate of everything else: compute buffers, laps in the inbox and in the log, vocabulary, the process itself
     pub buffers: u64,
@@ -46,7 +46,8 @@ pub struct Needs {
     embedding: u64,
     head: u64,
     tied: bool,
-    padding: crate::profile::Padding,
+    padding: Padding,
+    padding_cache: Padding,
     buffers: u64,
     end_buffers: u64,
     logits: u64,
@@ -66,6 +67,7 @@ impl Needs {
             head: profile.head_bytes,
             tied: profile.tied,
             padding: profile.padding,
+            padding_cache: padding_cache(profile, request).ok_or(Error::Overflow { what: "cache" })?,
             buffers: buffers(profile, request).ok_or(Error::Overflow { what: "buffers" })?,
             end_buffers: u64::from(profile.vocabulary) * PER_TOKEN,
             logits: u64::from(profile.vocabulary) * 4 * u64::from(request.sequences),
@@ -92,6 +94,8 @@ impl Needs {
             needs.head,
             needs.padding.full,
             needs.padding.recurrent,
+            needs.padding_cache.full,
+            needs.padding_cache.recurrent,
             needs.buffers,
             needs.end_buffers,
             needs.end_buffers,
@@ -123,8 +127,8 @@ impl Needs {
         let carried = own + self.every + head;
         Need {
             fetch: carried + embedding,
-            weights: carried + self.padding(window),
-            cache: self.between(&self.cache, window),
+            weights: carried + self.padding(self.padding, window),
+            cache: self.between(&self.cache, window) + self.padding(self.padding_cache, window),
             buffers: self.buffers
                 + if first || last { self.end_buffers } else { 0 }
                 + if last { self.logits } else { 0 },
@@ -146,13 +150,14 @@ impl Needs {
         self.active[end as usize]
     }
 
-    fn padding(&self, window: LayerRange) -> u64 {
+    /// Of what a padding layer takes, by kind, what this window's takes.
+    fn padding(&self, by_kind: Padding, window: LayerRange) -> u64 {
         let at = |layer: u32| self.recurrent[layer.min(self.layers) as usize];
         let recurrent = at(window.end).saturating_sub(at(window.start));
         if recurrent == 0 {
-            self.padding.recurrent
+            by_kind.recurrent
         } else if recurrent == window.len() {
-            self.padding.full
+            by_kind.full
         } else {
             0
         }
@@ -177,6 +182,19 @@ fn cache_bytes(layer: &crate::Layer, request: &Request) -> Option<u64> {
     let token = row(layer.key_values)?.checked_add(row(layer.value_values)?)?;
     let sequence = token.checked_mul(cells)?.checked_add(layer.state_bytes)?;
     sequence.checked_mul(u64::from(request.sequences))
+}
+
+/// Cache of a padding layer: llama.cpp makes one for each layer of its kind, computed or not.
+fn padding_cache(profile: &ModelProfile, request: &Request) -> Option<Padding> {
+    let of = |padding: u64, recurrent: bool| {
+        let stands_in = |layer: &&crate::Layer| padding > 0 && (layer.kind == LayerKind::Recurrent) == recurrent;
+        let layer = profile.layers.iter().find(stands_in);
+        layer.map_or(Some(0), |layer| cache_bytes(layer, request))
+    };
+    Some(Padding {
+        full: of(profile.padding.full, false)?,
+        recurrent: of(profile.padding.recurrent, true)?,
+    })
 }
 
 /// Estimate of what a middle rank needs besides weights and cache, for laps of `max_lap_tokens` rows:

@@ -198,11 +198,15 @@ fn a_recurrent_layer_has_a_state_and_no_cache() {
     assert_eq!((full.kind, full.state_bytes), (LayerKind::Full, 0));
     assert!(full.key_values > 0);
     let needs = needs(&profile);
-    assert_eq!(
-        needs.rank(window(0, 1)).cache,
-        recurrent.state_bytes * 4,
-        "four sequences"
-    );
+    // four sequences of 4096 positions, two bytes a value
+    let cache = recurrent.state_bytes * 4 + (full.key_values + full.value_values) * 2 * 4096 * 4;
+    for one_of_each in [window(2, 4), window(0, 1), window(3, 4)] {
+        assert_eq!(
+            needs.rank(one_of_each).cache,
+            cache,
+            "a padding layer has a cache like any other"
+        );
+    }
     // the padding layer of the other kind, in the smallest type, is less than the layer itself
     let padded = needs.rank(window(0, 1)).weights - recurrent.bytes;
     assert!(padded > 0 && padded < full.bytes, "{padded} of {}", full.bytes);
