@@ -281,12 +281,12 @@ mod tests {
             "apiVersion: kvasir.dev/v1alpha1\nkind: Ring\nmetadata: {{name: a}}\n\
              spec: {{model: {{name: a, source: {{http: {{url: '{url}'}}}}}}}}\n"
         );
-        let ring = RingArgs {
+        let ring = kvasir_api::from_yaml(&text).unwrap();
+        let arguments = RingArgs {
             file: "ring.yaml".into(),
             stages: None,
         };
-        let planned = ring.plan(&kvasir_api::from_yaml(&text).unwrap());
-        let told = tokio::time::timeout(Duration::from_secs(15), planned).await;
+        let told = tokio::time::timeout(Duration::from_secs(15), arguments.plan(&ring)).await;
         let error = told.expect("it is told within seconds").unwrap_err().to_string();
         assert!(
             error.contains(&url) && error.contains("can't be reached") && error.contains("check the address"),

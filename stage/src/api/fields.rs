@@ -132,7 +132,7 @@ impl<S: Send + Sync> FromRequest<S> for Fields {
                 "the body must be JSON: send it with 'Content-Type: application/json'",
             ));
         }
-        let BodyWithin(within) = request.extensions().get().copied().unwrap_or_default();
+        let BodyWithin(within) = request.extensions().get::<BodyWithin>().copied().unwrap_or_default();
         let body = tokio::time::timeout(within, Bytes::from_request(request, state))
             .await
             .map_err(|_| ApiError::too_slow(within))?
