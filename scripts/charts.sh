@@ -76,6 +76,8 @@ if [ -z "$write" ]; then
   check 'several relays at one address' refuses 'each relay has its own' "$relay" replicas=2 database.existingSecret=db \
     'publicUrls={https://relay.example.com}'
   check 'an Ingress without a host' refuses 'ingress.hosts' "$relay" ingress.enabled=true
+  check 'an Ingress without the address that tickets name' refuses 'publicUrls' "$relay" ingress.enabled=true \
+    'ingress.hosts={relay.example.com}'
   check 'an address with a password' refuses 'publicUrls' "$relay" 'publicUrls={https://me:secret@relay.example.com}'
   check 'several operators without a Lease' refuses 'need leaderElection' "$operator" replicas=2 leaderElection=false
   check 'a chart is packed with the one that it depends on' "$helm" package --destination "$work" "$operator"

@@ -10,7 +10,7 @@ use anyhow::{Context, bail, ensure};
 use reqwest::{RequestBuilder, Response, Url};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, BufReader};
 
 /// An answer's line longer than this is refused.
 const MAX_LINE: usize = 1 << 20;
@@ -130,26 +130,55 @@ impl Chat {
             messages.push(Message { role: "user", content });
             return self.ask(&endpoint, &model, &messages).await.map(drop);
         }
-        let mut lines = BufReader::new(tokio::io::stdin()).lines();
+        self.talk(&endpoint, &model, messages, BufReader::new(tokio::io::stdin()))
+            .await
+    }
+
+    /// A conversation: a question a line. What goes wrong at the endpoint ends an answer, and never the conversation.
+    async fn talk(
+        &self,
+        endpoint: &Endpoint,
+        model: &str,
+        mut messages: Vec<Message>,
+        input: impl AsyncBufRead + Unpin,
+    ) -> anyhow::Result<()> {
+        let mut lines = input.lines();
+        let mut unanswered = None;
         loop {
             print("> ")?;
-            let Some(content) = lines.next_line().await? else { break };
-            if content.trim().is_empty() {
-                continue;
-            }
+            let Some(line) = lines.next_line().await? else { break };
+            let asked = if line.trim().is_empty() {
+                unanswered.take()
+            } else {
+                Some(line)
+            };
+            let Some(content) = asked else { continue };
+            let question = content.clone();
             messages.push(Message { role: "user", content });
-            let answer = tokio::select! {
-                answer = self.ask(&endpoint, &model, &messages) => answer?,
+            let answered = tokio::select! {
+                answered = self.ask(endpoint, model, &messages) => answered,
                 _ = tokio::signal::ctrl_c() => {
                     messages.pop();
                     print("\n")?;
                     continue;
                 }
             };
-            messages.push(Message {
-                role: "assistant",
-                content: answer,
-            });
+            match answered {
+                Ok(content) => messages.push(Message {
+                    role: "assistant",
+                    content,
+                }),
+                // this terminal is gone, not the endpoint
+                Err(error) if error.is::<std::io::Error>() => return Err(error),
+                Err(error) => {
+                    messages.pop();
+                    unanswered = Some(question);
+                    writeln!(
+                        std::io::stderr(),
+                        "\n{error:#}\nthe conversation goes on: Enter asks the same again, Ctrl-D ends"
+                    )?;
+                }
+            }
         }
         print("\n")
     }
@@ -324,6 +353,85 @@ impl Events {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+    use serde_json::{Value, json};
+    use tokio::{
+        io::AsyncWriteExt,
+        net::{TcpListener, TcpStream},
+    };
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        chat: Chat,
+    }
+
+    /// The body of the next request, and where its answer goes.
+    async fn question(listener: &TcpListener) -> (Value, TcpStream) {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut reader = BufReader::new(stream);
+        let (mut length, mut line) = (0, String::new());
+        loop {
+            line.clear();
+            reader.read_line(&mut line).await.unwrap();
+            let header = line.trim_end().to_ascii_lowercase();
+            if let Some(value) = header.strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap();
+            }
+            if header.is_empty() {
+                break;
+            }
+        }
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).await.unwrap();
+        (serde_json::from_slice(&body).unwrap(), reader.into_inner())
+    }
+
+    async fn reply(mut stream: TcpStream, status: &str, kind: &str, body: &str) {
+        let head = format!("HTTP/1.1 {status}\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n");
+        stream.write_all((head + body).as_bytes()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_failed_leaves_the_conversation_and_is_asked_again_by_enter() {
+        const HI: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n";
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let served = tokio::spawn(async move {
+            let mut asked = Vec::new();
+            let lost = "{\"error\":{\"message\":\"the ring lost a stage\"}}";
+            let whole = format!("{HI}data: [DONE]\n\n");
+            for (status, kind, body) in [
+                ("503 Service Unavailable", "application/json", lost.to_owned()),
+                ("200 OK", "text/event-stream", format!("{HI}data: {lost}\n\n")),
+                ("200 OK", "text/event-stream", HI.to_owned()),
+                ("200 OK", "text/event-stream", whole.clone()),
+                ("200 OK", "text/event-stream", whole),
+            ] {
+                let (body_asked, stream) = question(&listener).await;
+                asked.push(body_asked["messages"].clone());
+                reply(stream, status, kind, &body).await;
+            }
+            asked
+        });
+        let chat = Line::parse_from(["chat", "--url", &url]).chat;
+        let endpoint = Endpoint::new(&chat.url).unwrap();
+        let input: &[u8] = b"\none\n\n\n\n\ntwo\n";
+        chat.talk(&endpoint, "toy", Vec::new(), input).await.unwrap();
+        let one = json!({"role": "user", "content": "one"});
+        let hi = json!({"role": "assistant", "content": "hi"});
+        let two = json!({"role": "user", "content": "two"});
+        let first = json!([one]);
+        let expected = [
+            first.clone(),
+            first.clone(),
+            first.clone(),
+            first,
+            json!([one, hi, two]),
+        ];
+        assert_eq!(served.await.unwrap(), expected);
+    }
 
     #[test]
     fn events_come_whole_however_the_body_is_cut() {

@@ -7,7 +7,10 @@ use std::{
 
 use anyhow::{Context, ensure};
 use kvasir_api::{Backend, Ring, RingSpec};
-use kvasir_gguf::{ModelSource, source};
+use kvasir_gguf::{
+    ModelSource,
+    source::{self, Patience},
+};
 use kvasir_plan::{
     Device, LayerRange, ModelProfile, Placement, Plan, RankManifest, Request, Window, WindowHolder, plan,
 };
@@ -22,6 +25,14 @@ KVASIR_SOURCE_TOKEN in the environment (for Hugging Face, HF_TOKEN too) is sent 
 /// What the loopback is to the planner.
 const LOOPBACK_LATENCY: Duration = Duration::from_micros(20);
 const LOOPBACK_BANDWIDTH: u64 = 5_000_000_000;
+
+/// Somebody waits at a terminal for the prefix: an address where nobody answers is told within seconds. A server that says
+/// how long to wait is waited for; stages, which nobody watches, try longer.
+const AT_A_TERMINAL: Patience = Patience {
+    tries: 3,
+    first_pause: Duration::from_millis(500),
+    longest_pause: Duration::from_secs(30),
+};
 
 /// Which Ring, and into how many stages.
 #[derive(Clone, Debug, clap::Args)]
@@ -58,7 +69,11 @@ impl RingArgs {
     /// Reads the model's prefix and plans the Ring onto this machine.
     pub async fn plan(&self, ring: &Ring) -> anyhow::Result<Planned> {
         let source = source_of(&ring.spec)?;
-        let reader = source::open(&source, &access(&source))?;
+        let access = source::Access {
+            patience: AT_A_TERMINAL,
+            ..access(&source)
+        };
+        let reader = source::open(&source, &access)?;
         let model = source::read_model(&*reader, &[]).await?;
         let profile = ModelProfile::of(&model).context("the model can't be planned")?;
         let mut request = ring.spec.request()?;
@@ -254,6 +269,29 @@ mod tests {
         for path in ["/models/a.gguf", "models/a://b", "://a", "1a://b", "a:b"] {
             assert_eq!(address(path), None, "{path}");
         }
+    }
+
+    #[tokio::test]
+    async fn an_address_where_nobody_answers_is_told_within_seconds() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/a.gguf", nobody.local_addr().unwrap());
+        drop(nobody);
+        let text = format!(
+            "apiVersion: kvasir.dev/v1alpha1\nkind: Ring\nmetadata: {{name: a}}\n\
+             spec: {{model: {{name: a, source: {{http: {{url: '{url}'}}}}}}}}\n"
+        );
+        let ring = kvasir_api::from_yaml(&text).unwrap();
+        let arguments = RingArgs {
+            file: "ring.yaml".into(),
+            stages: None,
+        };
+        let told = tokio::time::timeout(Duration::from_secs(15), arguments.plan(&ring)).await;
+        let error = told.expect("it is told within seconds").unwrap_err().to_string();
+        assert!(
+            error.contains(&url) && error.contains("can't be reached") && error.contains("check the address"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -83,6 +83,9 @@ helm.sh/chart: {{ printf "kvasir-relay-%s" .Chart.Version | replace "+" "_" }}
 {{- if and $route.enabled (ne (len $route.hosts) $replicas) }}
 {{- fail (printf "%s.hosts: there are %d for %d replicas: each relay has its own" $kind (len $route.hosts) $replicas) }}
 {{- end }}
+{{- if and $route.enabled (not $.Values.publicUrls) }}
+{{- fail (printf "publicUrls: who comes by %s.hosts is sent to them: name their addresses, such as https://%s" $kind (first $route.hosts)) }}
+{{- end }}
 {{- end }}
 {{- if and .Values.database.existingSecret .Values.persistence.enabled }}
 {{- fail "persistence is of SQLite: leave it out with database.existingSecret" }}

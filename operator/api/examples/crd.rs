@@ -1,7 +1,10 @@
-//! Writes the custom resource definition to `crds/`.
+//! Writes what follows from the types: the custom resource definition to `crds/`, and the reference to `docs/`.
+
+const EVERY_FIELD: &str = include_str!("../tests/good/cluster.yaml");
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crds/rings.kvasir.dev.yaml");
-    std::fs::write(path, kvasir_api::crd_yaml()?)?;
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    std::fs::write(format!("{root}/crds/rings.kvasir.dev.yaml"), kvasir_api::crd_yaml()?)?;
+    std::fs::write(format!("{root}/docs/ring.md"), kvasir_api::reference(EVERY_FIELD))?;
     Ok(())
 }

@@ -2,7 +2,7 @@
 //!
 //! Entry points: [`Ring`] and [`RingSpec`] (what a user writes), [`RingStatus`] with [`conditions`] (what the operator
 //! answers), [`from_yaml`] (what the command line reads, under the rules of the cluster), [`crd_yaml`] (what `crds/`
-//! holds).
+//! holds) and [`reference`] (what `docs/ring.md` says).
 //!
 //! The rules live in the schema, as limits and CEL expressions, so that the API server and [`from_yaml`] give the same
 //! answer. What needs the model's block count (do the windows cover it?) is the planner's to say, which is asked through
@@ -19,6 +19,7 @@ mod model;
 mod planning;
 mod pool;
 mod quantity;
+mod reference;
 mod ring;
 mod schema;
 mod status;
@@ -29,6 +30,7 @@ pub use market::Market;
 pub use model::{ClaimSource, FileSource, HttpSource, HuggingFaceSource, Model, Source};
 pub use pool::{Backend, Layers, Pool, Storage, UpdateStrategy, Window};
 pub use quantity::{QuantityError, bytes};
+pub use reference::reference;
 pub use ring::{BoundaryType, CacheType, MAX_NAME, Ring, RingSpec};
 pub use schema::crd_yaml;
 pub use status::{ModelStatus, Placement, RingInstance, RingStatus, StageStatus};

@@ -1,4 +1,4 @@
-//! The definition in `crds/` is what the types say, and an API server takes it.
+//! The definition in `crds/` and the reference in `docs/` are what the types say, and an API server takes the former.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,6 +8,7 @@ use kvasir_api::Ring;
 use serde_json::Value;
 
 const COMMITTED: &str = include_str!("../../../crds/rings.kvasir.dev.yaml");
+const REFERENCE: &str = include_str!("../../../docs/ring.md");
 
 fn schema() -> Value {
     let crd = serde_json::to_value(Ring::crd()).unwrap();
@@ -33,6 +34,15 @@ fn the_committed_definition_is_the_generated_one() {
     assert!(
         COMMITTED == generated,
         "run `cargo run -p kvasir-api --example crd` and commit crds/"
+    );
+}
+
+#[test]
+fn the_committed_reference_is_the_generated_one() {
+    let generated = kvasir_api::reference(include_str!("good/cluster.yaml"));
+    assert!(
+        REFERENCE == generated,
+        "run `cargo run -p kvasir-api --example crd` and commit docs/ring.md"
     );
 }
 

@@ -1,5 +1,5 @@
-//! A small API server in memory: objects, server-side apply, status, labels, watches, finalizers, owners. What it was asked
-//! to change is counted.
+//! A small API server in memory: objects, server-side apply, status, labels, watches, finalizers, owners, logs. What it was
+//! asked to change is counted.
 
 use std::{
     collections::BTreeMap,
@@ -13,6 +13,7 @@ use axum::{
     http::{HeaderMap, Method, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use k8s_openapi::jiff::Timestamp;
 use kube::{Client, Config};
 use serde_json::{Map, Value, json};
 use tokio::{net::TcpListener, sync::watch};
@@ -27,6 +28,8 @@ struct Objects {
     /// plural, resource version, event
     log: Vec<(String, u64, Value)>,
     writes: Vec<String>,
+    /// logs of pods, by namespace and name
+    logs: BTreeMap<(String, String), String>,
     /// a namespace that nothing can be made in any more
     terminating: Option<String>,
 }
@@ -42,6 +45,7 @@ struct Target {
     namespace: String,
     name: Option<String>,
     status: bool,
+    log: bool,
 }
 
 impl ApiServer {
@@ -96,6 +100,12 @@ impl ApiServer {
         let mut objects = self.objects.lock().unwrap();
         objects.delete(key(plural, namespace, name));
         self.grown.send_replace(objects.log.len());
+    }
+
+    /// What a pod has printed.
+    pub(crate) fn log(&self, namespace: &str, pod: &str, text: &str) {
+        let place = (namespace.to_owned(), pod.to_owned());
+        self.objects.lock().unwrap().logs.insert(place, text.to_owned());
     }
 
     /// From now on nothing can be made in the namespace.
@@ -201,6 +211,12 @@ async fn answer(State(server): State<Arc<ApiServer>>, request: Request) -> Respo
     let mut objects = server.objects.lock().unwrap();
     if parts.method == Method::GET {
         return match &target.name {
+            Some(name) if target.log => {
+                let place = (target.namespace.clone(), name.clone());
+                let log = objects.logs.get(&place).cloned().unwrap_or_default();
+                let longest = of("limitBytes").parse().unwrap_or(usize::MAX);
+                log[..log.len().min(longest)].to_owned().into_response()
+            }
             None => Json(objects.list(&target, &of("labelSelector"))).into_response(),
             Some(name) => match objects.all.get(&key(&target.plural, &target.namespace, name)) {
                 Some(object) => Json(object.clone()).into_response(),
@@ -310,13 +326,14 @@ fn target(path: &str) -> Option<Target> {
         namespace: namespace.to_owned(),
         name: rest.get(1).map(|name| (*name).to_owned()),
         status: rest.get(2) == Some(&"status"),
+        log: rest.get(2) == Some(&"log"),
     })
 }
 
 fn fresh(namespace: &str, name: &str) -> Value {
     json!({"metadata": {
         "name": name, "namespace": namespace, "uid": format!("uid-{namespace}-{name}"), "generation": 1,
-        "creationTimestamp": crate::world::now().to_string(),
+        "creationTimestamp": Timestamp::now().to_string(),
     }})
 }
 

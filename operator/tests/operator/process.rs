@@ -7,23 +7,15 @@ use std::{
     sync::Arc,
 };
 
-use axum::{
-    Router,
-    http::{HeaderMap, StatusCode, header},
-    response::{IntoResponse, Response},
-    routing::get,
-};
 use kube::CustomResourceExt;
 use kvasir_api::Ring;
 use kvasir_market::{Admission, Limits, Market, Store, router};
-use kvasir_tests::{
-    process::{Background, Signal, resident_bytes, signal},
-    random_model::{Architecture, RandomModel},
-};
+use kvasir_tests::process::{Background, Signal, resident_bytes, signal};
 use serde_json::{Value, json};
 
 use crate::{
     api_server::ApiServer,
+    files::{self, serve},
     world::{RING, changed, eventually, ring},
 };
 
@@ -35,24 +27,6 @@ struct World {
     model: String,
 }
 
-/// Any part of a model's file, as a web server gives it.
-fn range(bytes: &[u8], headers: &HeaderMap) -> Response {
-    let asked = headers[header::RANGE].to_str().unwrap().strip_prefix("bytes=").unwrap();
-    let (start, end) = asked.split_once('-').unwrap();
-    let (start, end) = (start.parse::<usize>().unwrap(), end.parse::<usize>().unwrap());
-    let end = end.min(bytes.len() - 1);
-    let content = format!("bytes {start}-{end}/{}", bytes.len());
-    let part = bytes[start..=end].to_vec();
-    (StatusCode::PARTIAL_CONTENT, [(header::CONTENT_RANGE, content)], part).into_response()
-}
-
-async fn serve(router: Router) -> String {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-    url
-}
-
 impl World {
     async fn new(definition: Value) -> World {
         let (api, url) = ApiServer::serve().await;
@@ -61,9 +35,7 @@ impl World {
             .await
             .unwrap();
         let relay = serve(router(market)).await;
-        let bytes = Arc::new(RandomModel::new(Architecture::Llama).layers(30).to_bytes());
-        let file = get(move |headers: HeaderMap| async move { range(&bytes, &headers) });
-        let model = serve(Router::new().route("/model.gguf", file)).await;
+        let model = files::model().await;
 
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("kubeconfig");
@@ -95,7 +67,7 @@ impl World {
             operator,
             http: format!("http://{free}"),
             folder,
-            model: format!("{model}/model.gguf"),
+            model,
         }
     }
 

@@ -371,7 +371,7 @@ pub(crate) fn owner_reference(value: &Value) -> OwnerReference {
 }
 
 /// Whatever is waited for comes within this on a busy machine.
-const WITHIN: Duration = Duration::from_secs(300);
+pub(crate) const WITHIN: Duration = Duration::from_secs(300);
 
 /// Looks again and again until it is so.
 pub(crate) async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {

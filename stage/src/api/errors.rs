@@ -4,6 +4,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 use crate::ring::handle::RingError;
 
@@ -55,6 +56,30 @@ impl ApiError {
     /// A request that can't be read at all: malformed JSON, too large, not JSON.
     pub(super) fn unreadable(status: StatusCode, message: impl Into<String>) -> ApiError {
         ApiError::new(status, INVALID_REQUEST, None, message)
+    }
+
+    /// 408: the body did not come in time.
+    pub(super) fn too_slow(within: Duration) -> ApiError {
+        ApiError::new(
+            StatusCode::REQUEST_TIMEOUT,
+            INVALID_REQUEST,
+            Some("request_timeout"),
+            format!(
+                "the body did not come whole within {} s: send it again",
+                within.as_secs_f32()
+            ),
+        )
+    }
+
+    /// 408: the head did not come in time.
+    pub(super) fn slow_head(within: Duration) -> ApiError {
+        ApiError {
+            message: format!(
+                "the request's head did not come whole within {} s",
+                within.as_secs_f32()
+            ),
+            ..ApiError::too_slow(within)
+        }
     }
 
     /// 400: prompt and one token don't fit the context.
@@ -127,7 +152,7 @@ impl ApiError {
     }
 
     /// 503: answers are in progress and none of them moves.
-    pub(super) fn wedged(silence: std::time::Duration) -> ApiError {
+    pub(super) fn wedged(silence: Duration) -> ApiError {
         let message = format!("generation is wedged: no answer has moved for {} s", silence.as_secs());
         ApiError::new(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -161,6 +186,16 @@ impl ApiError {
         self
     }
 
+    /// A whole answer in HTTP/1.1, for where there was no request yet.
+    pub(super) fn whole(&self) -> String {
+        let body = self.body().to_string();
+        format!(
+            "HTTP/1.1 {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+            self.status,
+            body.len()
+        )
+    }
+
     /// The body, also sent as an event once a stream has begun.
     pub(super) fn body(&self) -> Value {
         json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
@@ -174,6 +209,12 @@ impl IntoResponse for ApiError {
             response
                 .headers_mut()
                 .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if self.status == StatusCode::REQUEST_TIMEOUT {
+            // the rest of the body may still come, and is no request
+            response
+                .headers_mut()
+                .insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         if let Some(seconds) = self.retry_after {
             response

@@ -6,8 +6,20 @@ use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use super::errors::ApiError;
+
+/// How long a client may take to send its body: what it holds meanwhile is others' to have. A request's extension.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BodyWithin(pub(super) Duration);
+
+impl Default for BodyWithin {
+    /// 100 KB, which is a long conversation, at 7 kbit/s; 16 MB at 1.1 Mbit/s.
+    fn default() -> BodyWithin {
+        BodyWithin(Duration::from_secs(120))
+    }
+}
 
 /// The fields of a JSON object that a client sent.
 #[derive(Clone, Debug)]
@@ -120,8 +132,10 @@ impl<S: Send + Sync> FromRequest<S> for Fields {
                 "the body must be JSON: send it with 'Content-Type: application/json'",
             ));
         }
-        let body = Bytes::from_request(request, state)
+        let BodyWithin(within) = request.extensions().get::<BodyWithin>().copied().unwrap_or_default();
+        let body = tokio::time::timeout(within, Bytes::from_request(request, state))
             .await
+            .map_err(|_| ApiError::too_slow(within))?
             .map_err(|rejection| unreadable(&rejection))?;
         match serde_json::from_slice(&body) {
             Ok(Value::Object(fields)) => Ok(Fields(fields)),

@@ -11,26 +11,26 @@
 // Names of products are not code.
 #![allow(clippy::doc_markdown)]
 
-use axum::Router;
 use axum::extract::{DefaultBodyLimit, OriginalUri};
 use axum::http::{Method, header};
 use axum::middleware;
 use axum::response::Response;
 use axum::routing::{get, post};
-use axum::serve::ListenerExt;
+use axum::{Extension, Router};
 use prometheus_client::registry::Registry;
 use secrecy::SecretString;
-use socket2::{SockRef, TcpKeepalive};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use self::answer::Answer;
+use self::connections::{Connections, Limits, Requests};
 use self::errors::ApiError;
+use self::fields::BodyWithin;
 use self::generation::{Generation, Order};
 use self::health::Pulse;
 use self::metrics::Metrics;
@@ -49,6 +49,7 @@ mod auth;
 mod chat;
 mod clock;
 mod completions;
+mod connections;
 mod detokenize;
 mod errors;
 #[cfg(test)]
@@ -148,6 +149,8 @@ pub struct ApiConfig {
     pub stalled_after: Duration,
     /// bytes of a request's body at most
     pub max_body_bytes: usize,
+    /// time for a client to send its body
+    pub body_within: Duration,
     /// answers that stand still for this long in a ring that claims to be ready turn `/healthz` red
     pub wedged_after: Duration,
     /// what `/metrics` shows beside the API's own numbers
@@ -169,6 +172,7 @@ impl ApiConfig {
             stalled_after: Duration::from_secs(60),
             // A million tokens as JSON numbers are 8 MB.
             max_body_bytes: 16 << 20,
+            body_within: BodyWithin::default().0,
             // A chunk of a prompt can take minutes on a ring of small devices.
             wedged_after: Duration::from_secs(300),
             registry: Registry::default(),
@@ -240,6 +244,7 @@ pub fn router(ring: Arc<dyn Ring>, tokenizer: Arc<dyn Tokenizer>, mut config: Ap
         .fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(config.max_body_bytes))
+        .layer(Extension(BodyWithin(config.body_within)))
         .layer(middleware::from_fn_with_state(keys, auth::require_key));
     Router::new()
         .nest("/v1", guarded)
@@ -413,24 +418,23 @@ impl Api {
 
 /// Time for clients to take the news that their answers were given up.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// A silent client is asked for a sign of life after this time, and then each [`PROBE_EVERY`].
-const PROBE_AFTER: Duration = Duration::from_secs(30);
-const PROBE_EVERY: Duration = Duration::from_secs(10);
-/// Probes without an answer after which a client is gone.
-const PROBES: u32 = 3;
-/// A client that acknowledges nothing of what it was sent for so long, or takes nothing, is gone.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-const UNTAKEN_FOR: Duration = Duration::from_secs(60);
 
 /// Serves `router` until `shutdown` begins; then takes no new connection and lets answers in progress end, for `drain` at
 /// most. Those that are left are given up, and their clients told so.
 pub async fn serve(listener: TcpListener, router: Router, shutdown: Shutdown, drain: Duration) -> std::io::Result<()> {
-    let listener = listener.tap_io(|connection| {
-        if let Err(error) = tune(connection) {
-            tracing::debug!(%error, "connection without some of its options");
-        }
-    });
-    let serving = axum::serve(listener, router).with_graceful_shutdown(shutdown.begun.clone().cancelled_owned());
+    serve_within(listener, router, shutdown, drain, Limits::default()).await
+}
+
+async fn serve_within(
+    listener: TcpListener,
+    router: Router,
+    shutdown: Shutdown,
+    drain: Duration,
+    limits: Limits,
+) -> std::io::Result<()> {
+    let connections = Connections::new(listener, limits);
+    let service = router.into_make_service_with_connect_info::<Requests>();
+    let serving = axum::serve(connections, service).with_graceful_shutdown(shutdown.begun.clone().cancelled_owned());
     let ended_late = async {
         shutdown.begun.cancelled().await;
         tokio::time::sleep(drain).await;
@@ -444,20 +448,4 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: Shutdown, dr
             Ok(())
         }
     }
-}
-
-/// Sets up an accepted connection: small packets go out at once, and a client that vanished without a word is found out,
-/// so that it holds no sequence.
-fn tune(connection: &TcpStream) -> std::io::Result<()> {
-    // Each token is a small packet of its own that must not wait for the next.
-    connection.set_nodelay(true)?;
-    let socket = SockRef::from(connection);
-    let probes = TcpKeepalive::new()
-        .with_time(PROBE_AFTER)
-        .with_interval(PROBE_EVERY)
-        .with_retries(PROBES);
-    socket.set_tcp_keepalive(&probes)?;
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    socket.set_tcp_user_timeout(Some(UNTAKEN_FOR))?;
-    Ok(())
 }

@@ -4,6 +4,7 @@ mod answers;
 mod clients;
 mod errors;
 mod openai;
+mod slow;
 mod streams;
 
 use reqwest::{Client, RequestBuilder, Response};
@@ -14,8 +15,9 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::connections::Limits;
 use super::fake::{Bytes, Script, Scripted};
-use super::{ApiConfig, Shutdown, router, serve};
+use super::{ApiConfig, Shutdown, router, serve_within};
 
 /// Nothing here takes longer unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -36,6 +38,7 @@ struct Setup {
     tokenizer: Bytes,
     /// time for answers in progress once it is to end
     drain: Duration,
+    limits: Limits,
 }
 
 impl Setup {
@@ -45,6 +48,7 @@ impl Setup {
             ring: Scripted::new(script),
             tokenizer: Bytes::default(),
             drain: DEADLINE,
+            limits: Limits::default(),
         }
     }
 
@@ -60,7 +64,7 @@ impl Setup {
         let shutdown = Shutdown::on(stop.clone());
         self.config.shutdown = shutdown.clone();
         let router = router(ring.clone(), Arc::new(self.tokenizer), self.config);
-        let serving = tokio::spawn(serve(listener, router, shutdown, self.drain));
+        let serving = tokio::spawn(serve_within(listener, router, shutdown, self.drain, self.limits));
         Server {
             url,
             ring,
