@@ -124,7 +124,11 @@ fn a_node_to_write_over_that_never_comes_is_named() {
         let options = WindowOptions {
             context_length: 256,
             max_rows: 8,
-            output: if last { Output::Logits { max_rows: 1 } } else { Output::Hidden },
+            output: if last {
+                Output::Logits { max_rows: 1 }
+            } else {
+                Output::Hidden
+            },
             ..WindowOptions::default()
         };
         let mut window = Window::load(backend(), &write(&folder, "renamed.gguf", &bytes), &options).unwrap();
