@@ -28,12 +28,13 @@ use kvasir_api::{
     Ring, RingStatus,
     conditions::{ACCEPTED, MODEL_RESOLVED},
 };
+use kvasir_process::chain;
 use kvasir_wire::trust::{KeyError, OwnerKey};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    apply::{self, chain, changes},
+    apply::{self, changes},
     build,
     context::Context,
     dereference::{self, ModelError, dereference},

@@ -1,13 +1,14 @@
-//! The hole of a padding layer in a mapped window: llama.cpp reads a file that it maps from end to end, and the pages of
-//! the hole, which are never computed with, would stay in this process's memory.
+//! The hole at the end of a mapped window, a padding layer or an embedding: llama.cpp reads a file that it maps from end
+//! to end, and the pages of the hole, which are never computed with, would stay in this process's memory.
 
 use llama_cpp_sys_2 as sys;
 use std::ffi::CStr;
 use std::ops::Range;
 use std::path::Path;
 
-/// The byte of the file at which the first layer that is not computed begins; behind it there is nothing else.
-pub(crate) fn start(file: &CStr, layers: u32) -> Option<u64> {
+/// The byte of the file at which what isn't computed with begins: layers behind the window's `layers`, and an `embedding`
+/// beside a head of its own. There is nothing else behind it.
+pub(crate) fn start(file: &CStr, layers: u32, embedding: bool) -> Option<u64> {
     let params = sys::gguf_init_params {
         no_alloc: true,
         ctx: std::ptr::null_mut(),
@@ -21,11 +22,11 @@ pub(crate) fn start(file: &CStr, layers: u32) -> Option<u64> {
     // below their count.
     let start = unsafe {
         let data = sys::gguf_get_data_offset(gguf) as u64;
-        let padding = (0..sys::gguf_get_n_tensors(gguf)).filter(|&tensor| {
-            let name = CStr::from_ptr(sys::gguf_get_tensor_name(gguf, tensor));
-            block(name.to_bytes()).is_some_and(|block| block >= layers)
+        let unused = (0..sys::gguf_get_n_tensors(gguf)).filter(|&tensor| {
+            let name = CStr::from_ptr(sys::gguf_get_tensor_name(gguf, tensor)).to_bytes();
+            block(name).is_some_and(|block| block >= layers) || embedding && name == b"token_embd.weight"
         });
-        let first = padding
+        let first = unused
             .map(|tensor| sys::gguf_get_tensor_offset(gguf, tensor) as u64)
             .min();
         first.map(|first| data + first)
@@ -95,16 +96,13 @@ impl Mapping {
 
 #[cfg(target_os = "linux")]
 fn forget(pages: &Range<u64>) {
-    use std::ffi::{c_int, c_void};
-
-    const MADV_DONTNEED: c_int = 4;
-    unsafe extern "C" {
-        fn madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int;
-    }
-    let (address, length) = (pages.start as usize as *mut c_void, (pages.end - pages.start) as usize);
+    let (address, length) = (
+        pages.start as usize as *mut libc::c_void,
+        (pages.end - pages.start) as usize,
+    );
     // SAFETY: the pages are those of a shared mapping that can't be written to: they hold the file's own bytes, and what
     // is dropped reads as before. llama.cpp made the mapping for a model that its caller holds, so it is still there.
-    unsafe { madvise(address, length, MADV_DONTNEED) };
+    unsafe { libc::madvise(address, length, libc::MADV_DONTNEED) };
 }
 
 #[cfg(not(target_os = "linux"))]

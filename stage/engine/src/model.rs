@@ -141,8 +141,8 @@ impl Model {
             // SAFETY: the model was just loaded.
             unsafe { sys::llama_model_size(pointer.as_ptr()) }
         };
-        if header.padded()
-            && let Some(start) = header.window_layers.and_then(|layers| hole::start(&file, layers))
+        if header.has_hole()
+            && let Some(start) = hole::start(&file, header.window_layers.unwrap_or(header.blocks), header.sparse)
         {
             hole::release(path, &(start..u64::MAX));
         }
