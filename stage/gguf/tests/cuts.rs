@@ -124,7 +124,7 @@ fn a_hybrid_model_with_layers_of_one_kind_is_refused() {
 #[test]
 fn the_norm_in_front_of_the_head_has_the_architectures_own_name() {
     let heads = ("attention.head_count_kv", Value::I32s(vec![0, 2, 0, 2]));
-    let mut file = file("lfm2", 4, &[heads.clone()]);
+    let mut file = file("lfm2", 4, std::slice::from_ref(&heads));
     add(&mut file, "token_embd_norm.weight", &[256]);
     let lfm2 = parse(&file);
     for (start, end) in [(0, 2), (2, 4)] {
@@ -259,8 +259,8 @@ fn a_gating_function_that_the_number_of_layers_decides_is_written_out() {
         number(&head(&mini), "expert_gating_func")
     };
     let vocabulary = ("vocab_size", Value::U32(154_880));
-    assert_eq!(gating(47, &[vocabulary.clone()]), Some(2));
-    assert_eq!(gating(46, &[vocabulary.clone()]), Some(1));
+    assert_eq!(gating(47, std::slice::from_ref(&vocabulary)), Some(2));
+    assert_eq!(gating(46, std::slice::from_ref(&vocabulary)), Some(1));
     assert_eq!(gating(47, &[]), Some(1));
     assert_eq!(
         gating(47, &[vocabulary, ("expert_gating_func", Value::U32(1))]),

@@ -179,7 +179,7 @@ impl AsyncRead for Connection {
         let before = buf.filled().len();
         match Pin::new(&mut this.stream).poll_read(cx, buf) {
             Poll::Pending => this.poll_over(cx),
-            came => {
+            came @ Poll::Ready(_) => {
                 let begun = this.requests.begun();
                 let is_known = this.head.is_some_and(|(_, before)| before == begun);
                 if buf.filled().len() > before && !is_known && !this.requests.under_way() {
@@ -228,7 +228,7 @@ impl AsyncWrite for Connection {
 
 /// Sets up an accepted connection: small packets go out at once, and a client that vanished without a word is found out,
 /// so that it holds no sequence.
-fn tune(connection: &TcpStream) -> io::Result<()> {
+pub(super) fn tune(connection: &TcpStream) -> io::Result<()> {
     // Each token is a small packet of its own that must not wait for the next.
     connection.set_nodelay(true)?;
     let socket = SockRef::from(connection);

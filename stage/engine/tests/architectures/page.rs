@@ -121,10 +121,11 @@ fn refused(described: &[Described]) -> String {
     }
     let mut reasons: Vec<_> = reasons.into_iter().collect();
     reasons.sort_by_key(|(_, names)| names.len());
-    reasons
+    let lines: Vec<String> = reasons
         .iter()
         .map(|(why, names)| format!("- {}: {why}\n", names.join(", ")))
-        .collect()
+        .collect();
+    lines.concat()
 }
 
 /// Compares the page with the file, or with `KVASIR_BLESS=1` writes it.

@@ -84,7 +84,7 @@ pub(crate) enum ByLayers {
     Nothing,
     /// With so many, queries are scaled by 1/√(embedding length / heads) instead of 1/√(key length).
     QueryScale(u32),
-    /// DeepSeek 2's light models: see `window::by_layers`.
+    /// Light models of `deepseek2`: see `window::by_layers`.
     LightAttention,
 }
 

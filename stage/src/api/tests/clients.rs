@@ -355,7 +355,7 @@ async fn accepted_connections_are_probed_for_clients_that_vanished() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (accepted, _) = listener.accept().await.unwrap();
-    super::super::tune(&accepted).unwrap();
+    super::super::connections::tune(&accepted).unwrap();
     let socket = socket2::SockRef::from(&accepted);
     assert!(socket.keepalive().unwrap());
     assert!(socket.tcp_keepalive_time().unwrap() <= Duration::from_secs(60));
