@@ -105,8 +105,8 @@ fn s11_an_operator_that_finds_an_older_definition_says_so() {
     let mut ring = suspended(site.ring(), "older");
     ring["spec"].as_object_mut().unwrap().remove(NEW_FIELD);
     site.apply(&ring).unwrap();
-    let degraded = site.wait_condition("older", "Degraded", SOON, |c| c.status == "True");
-    assert_eq!(degraded.reason, "OutdatedDefinition", "{degraded:?}");
+    let degraded = site.wait_condition("older", "Degraded", SOON, |c| c.reason == "OutdatedDefinition");
+    assert_eq!(degraded.status, "True", "{degraded:?}");
     let log = eventually(SOON, || {
         let log = site.kubectl(&["logs", "deployment/kvasir-operator"]).ok()?;
         log.contains("kvasir-crds").then_some(log)

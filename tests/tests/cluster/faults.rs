@@ -52,9 +52,10 @@ fn e4_what_the_scheduler_says_stands_in_the_conditions() {
         ("greedy", "Insufficient nvidia.com/gpu"),
         ("tainted", "untolerated taint"),
     ] {
-        let scheduled = site.wait_condition(ring, "Scheduled", SAID, |c| c.status == "False");
-        assert_eq!(scheduled.reason, "InsufficientCapacity", "{ring}: {scheduled:?}");
-        assert!(scheduled.message.contains(words), "{ring}: {scheduled:?}");
+        let scheduled = site.wait_condition(ring, "Scheduled", SAID, |c| {
+            c.reason == "InsufficientCapacity" && c.message.contains(words)
+        });
+        assert_eq!(scheduled.status, "False", "{ring}: {scheduled:?}");
         assert!(
             scheduled.message.contains("layers"),
             "{ring}: it names the window: {scheduled:?}"
@@ -116,8 +117,8 @@ fn e4_a_model_that_does_not_exist_is_named() {
     let mut ring = impatient(&site);
     ring["spec"]["model"]["source"]["http"]["url"] = json!(site.url("nothing.gguf"));
     site.apply(&ring).unwrap();
-    let resolved = site.wait_condition(name(&ring), "ModelResolved", SAID, |c| c.status == "False");
-    assert_eq!(resolved.reason, "SourceUnreachable");
+    let resolved = site.wait_condition(name(&ring), "ModelResolved", SAID, |c| c.reason == "SourceUnreachable");
+    assert_eq!(resolved.status, "False");
     assert!(resolved.message.contains("nothing.gguf is not there"), "{resolved:?}");
     assert!(site.stages(name(&ring)).is_empty());
 }
@@ -141,8 +142,8 @@ fn e4_a_ring_that_was_ready_is_not_when_a_stage_cannot_start_again() {
     site.wait_condition(name(&ring), "Ready", SAID, |c| {
         c.status == "False" && c.message.contains(&window(lost)) && c.message.contains("container fetch")
     });
-    let degraded = site.wait_condition(name(&ring), "Degraded", SAID, |c| c.status == "True");
-    assert_eq!(degraded.reason, "StageFailed", "{degraded:?}");
+    let degraded = site.wait_condition(name(&ring), "Degraded", SAID, |c| c.reason == "StageFailed");
+    assert_eq!(degraded.status, "True", "{degraded:?}");
     site.set_model(true);
     site.wait_ready(name(&ring));
     site.wait_condition(name(&ring), "Degraded", SAID, |c| c.status == "False");
@@ -162,8 +163,9 @@ fn s12_a_change_that_a_child_cannot_take_is_a_condition_that_names_the_field() {
     assert!(made.is_some(), "a claim for the cache");
     ring["spec"]["pools"][0]["storage"] = storage("1Gi");
     site.apply(&suspended(ring, &ring_name)).unwrap();
-    let told = site.wait_condition(&ring_name, "Degraded", SAID, |c| c.status == "True");
-    assert_eq!(told.reason, "ImmutableField", "{told:?}");
+    // the relay may be out of reach for a moment, which degrades it, too
+    let told = site.wait_condition(&ring_name, "Degraded", SAID, |c| c.reason == "ImmutableField");
+    assert_eq!(told.status, "True", "{told:?}");
     assert!(
         told.message.contains("PersistentVolumeClaim"),
         "{told:?} names the object"
