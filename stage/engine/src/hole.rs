@@ -6,9 +6,9 @@ use std::ffi::CStr;
 use std::ops::Range;
 use std::path::Path;
 
-/// The byte of the file at which what isn't computed with begins: layers behind the window's `layers`, and an `embedding`
-/// beside a head of its own. There is nothing else behind it.
-pub(crate) fn start(file: &CStr, layers: u32, embedding: bool) -> Option<u64> {
+/// The byte of the file at which the hole begins, behind which there is nothing else: the layers behind the window's
+/// `layers`, or where there are none the embedding beside a head of its own.
+pub(crate) fn start(file: &CStr, layers: u32) -> Option<u64> {
     let params = sys::gguf_init_params {
         no_alloc: true,
         ctx: std::ptr::null_mut(),
@@ -22,14 +22,15 @@ pub(crate) fn start(file: &CStr, layers: u32, embedding: bool) -> Option<u64> {
     // below their count.
     let start = unsafe {
         let data = sys::gguf_get_data_offset(gguf) as u64;
-        let unused = (0..sys::gguf_get_n_tensors(gguf)).filter(|&tensor| {
-            let name = CStr::from_ptr(sys::gguf_get_tensor_name(gguf, tensor)).to_bytes();
-            block(name).is_some_and(|block| block >= layers) || embedding && name == b"token_embd.weight"
-        });
-        let first = unused
-            .map(|tensor| sys::gguf_get_tensor_offset(gguf, tensor) as u64)
-            .min();
-        first.map(|first| data + first)
+        let first = |wanted: &dyn Fn(&[u8]) -> bool| {
+            (0..sys::gguf_get_n_tensors(gguf))
+                .filter(|&tensor| wanted(CStr::from_ptr(sys::gguf_get_tensor_name(gguf, tensor)).to_bytes()))
+                .map(|tensor| sys::gguf_get_tensor_offset(gguf, tensor) as u64)
+                .min()
+        };
+        let padding = first(&|name| block(name).is_some_and(|block| block >= layers));
+        let start = padding.or_else(|| first(&|name| name == b"token_embd.weight"));
+        start.map(|start| data + start)
     };
     // SAFETY: made above, and used by nobody else.
     unsafe { sys::gguf_free(gguf) };

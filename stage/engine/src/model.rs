@@ -142,7 +142,7 @@ impl Model {
             unsafe { sys::llama_model_size(pointer.as_ptr()) }
         };
         if header.has_hole()
-            && let Some(start) = hole::start(&file, header.window_layers.unwrap_or(header.blocks), header.sparse)
+            && let Some(start) = hole::start(&file, header.window_layers.unwrap_or(header.blocks))
         {
             hole::release(path, &(start..u64::MAX));
         }
