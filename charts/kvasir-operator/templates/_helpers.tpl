@@ -35,11 +35,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "kvasir-operator-%s" .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* Reference of .image, with .version for want of a tag. */}}
+{{/* Reference of .image, with the tag of all images, or the version of .root, for want of its own. */}}
 {{- define "kvasir-operator.image" -}}
-{{- $version := .version }}
+{{- $global := .root.Values.global }}
+{{- $tag := $global.imageTag | default .root.Chart.AppVersion }}
+{{- with $global.imageRegistry }}{{ . }}/{{ end }}
 {{- with .image }}
-{{- if .digest }}{{ printf "%s@%s" .repository .digest }}{{ else }}{{ printf "%s:%s" .repository (.tag | default $version) }}{{ end }}
+{{- if .digest }}{{ printf "%s@%s" .repository .digest }}{{ else }}{{ printf "%s:%s" .repository (.tag | default $tag) }}{{ end }}
 {{- end }}
 {{- end }}
 
