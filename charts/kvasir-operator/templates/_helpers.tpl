@@ -37,7 +37,7 @@ helm.sh/chart: {{ printf "kvasir-operator-%s" .Chart.Version | replace "+" "_" }
 
 {{/* Reference of .image, with the tag of all images, or the version of .root, for want of its own. */}}
 {{- define "kvasir-operator.image" -}}
-{{- $global := .root.Values.global }}
+{{- $global := .root.Values.global | default dict }}
 {{- $tag := $global.imageTag | default .root.Chart.AppVersion }}
 {{- with $global.imageRegistry }}{{ . }}/{{ end }}
 {{- with .image }}

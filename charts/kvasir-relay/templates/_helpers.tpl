@@ -31,8 +31,9 @@ helm.sh/chart: {{ printf "kvasir-relay-%s" .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{- define "kvasir-relay.image" -}}
-{{- $tag := .Values.global.imageTag | default .Chart.AppVersion }}
-{{- with .Values.global.imageRegistry }}{{ . }}/{{ end }}
+{{- $global := .Values.global | default dict }}
+{{- $tag := $global.imageTag | default .Chart.AppVersion }}
+{{- with $global.imageRegistry }}{{ . }}/{{ end }}
 {{- with .Values.image }}
 {{- if .digest }}{{ printf "%s@%s" .repository .digest }}{{ else }}{{ printf "%s:%s" .repository (.tag | default $tag) }}{{ end }}
 {{- end }}
