@@ -75,8 +75,10 @@ helm.sh/chart: {{ printf "kvasir-operator-%s" .Chart.Version | replace "+" "_" }
   verbs: [get, list, watch, create, patch, delete]
 - {apiGroups: [apps], resources: [deployments], verbs: [get, list, watch, create, patch, delete]}
 # reads the prefix of a model on a volume
-- {apiGroups: [batch], resources: [jobs], verbs: [get, list, watch, create, patch, delete]}
+- {apiGroups: [batch], resources: [jobs], verbs: [get, create, delete]}
 # why a stage doesn't run: the scheduler's and the containers' own words
 - {apiGroups: [""], resources: [pods], verbs: [get, list, watch]}
+# what such a Job found out
+- {apiGroups: [""], resources: [pods/log], verbs: [get]}
 - {apiGroups: [events.k8s.io], resources: [events], verbs: [create, patch]}
 {{- end }}
