@@ -13,6 +13,7 @@ mod quiet;
 mod refusals;
 mod serving;
 mod uninstalling;
+mod volumes;
 
 use std::time::Duration;
 
