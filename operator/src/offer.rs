@@ -115,6 +115,23 @@ pub async fn withdraw_gone(context: &Context, spec: &Spec, owner: &Arc<OwnerKey>
     }
 }
 
+/// Takes invites away whose ring its market doesn't know: it doesn't know them either, and would refuse who comes with one.
+/// Another one is made once the ring is back on the market. Before [`offer`], which puts it there: what is taken away is
+/// seen to be missing at any later visit.
+///
+/// # Errors
+/// The Secret can't be deleted.
+pub async fn uninvite(context: &Context, spec: &Spec, live: &mut Live, views: &[View]) -> Result<(), apply::Error> {
+    for (ordinal, view) in views.iter().enumerate() {
+        let name = names::invite(&spec.name, ordinal as u32);
+        if matches!(view, View::Absent) && live.get(Kind::Secret, &name).is_some() {
+            apply::remove(context, spec, Kind::Secret, &name, live).await?;
+            live.objects.remove(&(Kind::Secret, name));
+        }
+    }
+    Ok(())
+}
+
 /// Keeps an invite in a Secret for each ring with open windows, so that whoever may read it can invite devices.
 ///
 /// # Errors
