@@ -36,7 +36,7 @@ use crate::{
 pub use deployment::{API_PORT, EDGE_PORT, HEALTH_PORT};
 pub use job::reader;
 pub use pod::{FETCH, STAGE};
-pub use secret::{NODE_KEY, OWNER_KEY, invite, owner};
+pub use secret::{NODE_KEY, OWNER_KEY, invite, leads_there, owner};
 
 /// Why an object can't be built.
 #[derive(Debug, thiserror::Error)]

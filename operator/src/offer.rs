@@ -7,6 +7,7 @@ use kvasir_market::{ClientError, types::InviteRequest};
 use kvasir_process::chain;
 use kvasir_wire::trust::OwnerKey;
 use secrecy::ExposeSecret;
+use serde_json::Value;
 
 use crate::{
     apply,
@@ -132,7 +133,8 @@ pub async fn uninvite(context: &Context, spec: &Spec, live: &mut Live, views: &[
     Ok(())
 }
 
-/// Keeps an invite in a Secret for each ring with open windows, so that whoever may read it can invite devices.
+/// Keeps an invite in a Secret for each ring with open windows, so that whoever may read it can invite devices. One that
+/// is old, or whose link leads to another relay than the Ring's, is made anew.
 ///
 /// # Errors
 /// The Secret can't be written.
@@ -150,11 +152,8 @@ pub async fn invite(
     for (ordinal, view) in views.iter().enumerate() {
         let ordinal = ordinal as u32;
         let there = live.get(Kind::Secret, &names::invite(&spec.name, ordinal));
-        let age = there.and_then(|secret| {
-            let made: Timestamp = secret["metadata"]["creationTimestamp"].as_str()?.parse().ok()?;
-            Some(Timestamp::now().duration_since(made))
-        });
-        if view.status().is_none() || age.is_some_and(|age| age < INVITE_RENEWED) {
+        let is_good = there.is_some_and(|secret| is_young(secret) && build::leads_there(spec, secret));
+        if view.status().is_none() || is_good {
             continue;
         }
         let request = InviteRequest {
@@ -178,6 +177,12 @@ pub async fn invite(
         apply::create(context, spec, &secret).await?;
     }
     Ok(())
+}
+
+fn is_young(secret: &Value) -> bool {
+    let made = secret["metadata"]["creationTimestamp"].as_str();
+    let made: Option<Timestamp> = made.and_then(|made| made.parse().ok());
+    made.is_some_and(|made| Timestamp::now().duration_since(made) < INVITE_RENEWED)
 }
 
 fn rings(spec: &Spec, owner: &OwnerKey) -> Vec<String> {

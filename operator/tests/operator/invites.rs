@@ -26,6 +26,11 @@ const INVITE: &str = "smollm2-0-invite";
 /// An invite is good for 90 days, and is renewed after 60.
 const OLD: SignedDuration = SignedDuration::from_hours(61 * 24);
 
+/// A Ring that leaves its middle open.
+fn inviting(model: &str) -> String {
+    changed(&open_middle(), "http://files.models.svc/smollm2.gguf", model)
+}
+
 impl World {
     /// With a Ring that leaves its middle open.
     async fn inviting() -> World {
@@ -35,8 +40,7 @@ impl World {
     /// The same with a relay that is there.
     async fn inviting_on(relay: String) -> World {
         let world = World::on(relay).await;
-        let model = files::model().await;
-        world.apply(&changed(&open_middle(), "http://files.models.svc/smollm2.gguf", &model));
+        world.apply(&inviting(&files::model().await));
         world.another_invite("").await;
         world
     }
@@ -144,6 +148,27 @@ async fn an_invite_that_the_market_lost_with_its_ring_is_made_anew_once() {
     behind.send_replace(serve(router(market().await)).await);
     let second = world.another_invite(&first).await;
     assert_eq!(world.enrol(&first).await.unwrap_err().reason(), "UnknownInvite");
+    world.enrol(&second).await.unwrap();
+    world.visited().await;
+    assert_eq!(world.invite("token"), Some(second));
+    assert_eq!(world.asked(&format!("POST secrets/{INVITE}")), 2);
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_invite_whose_relay_has_another_address_now_is_made_anew_once() {
+    let market = market().await;
+    let world = World::on(serve(router(market.clone())).await).await;
+    let ring = inviting(&files::model().await);
+    world.apply(&ring);
+    let first = world.another_invite("").await;
+    // the same market by another door
+    let public = serve(router(market)).await;
+    let url = format!("  relay: {{url: '{public}'}}\n  pools:");
+    world.apply(&changed(&ring, "  pools:", &url));
+    let second = world.another_invite(&first).await;
+    let link = format!("{public}/#token={second}&owner={}", world.invite("owner").unwrap());
+    assert_eq!(world.invite("link"), Some(link));
     world.enrol(&second).await.unwrap();
     world.visited().await;
     assert_eq!(world.invite("token"), Some(second));
