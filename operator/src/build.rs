@@ -35,6 +35,7 @@ use crate::{
 
 pub use deployment::{API_PORT, EDGE_PORT, HEALTH_PORT};
 pub use job::reader;
+pub use keys::node;
 pub use pod::{FETCH, STAGE};
 pub use secret::{NODE_KEY, OWNER_KEY, invite, leads_there, owner};
 

@@ -3,9 +3,13 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use kvasir_market::{ClientError, types::InviteRequest};
+use kvasir_market::{
+    ClientError,
+    types::{ClaimStatus, Demand, InviteRequest},
+};
+use kvasir_plan::LayerRange;
 use kvasir_process::chain;
-use kvasir_wire::trust::OwnerKey;
+use kvasir_wire::trust::{NodeKeys, OwnerKey};
 use secrecy::ExposeSecret;
 use serde_json::Value;
 
@@ -57,6 +61,7 @@ pub async fn offer(
         if matches!(view, View::Unreachable(_)) {
             continue;
         }
+        changed |= vacate(context, spec, owner, demand, view).await;
         match context.markets.publish(&spec.relay, owner, demand, view).await {
             Ok(published) => changed |= published,
             Err(error) => {
@@ -80,6 +85,35 @@ pub async fn offer(
         }
     }
     views
+}
+
+/// Gives claims back that the cluster's nodes have on windows which `demand` opens, and says whether there were any.
+/// Once the market knows it, those nodes are strangers to it: their pods can't give anything back any more, and the
+/// windows would be theirs, and count as served, until the leases run out.
+async fn vacate(context: &Context, spec: &Spec, owner: &OwnerKey, demand: &Demand, view: &View) -> bool {
+    let (ring, ranks) = (&demand.template.ring, &demand.template.ranks);
+    let claims = view.status().map(|status| status.claims.as_slice()).unwrap_or_default();
+    let is_open = |layers: LayerRange| {
+        let mut open = ranks.iter().filter(|rank| rank.placement.is_none());
+        open.any(|rank| rank.layers == layers)
+    };
+    let ours = |claim: &ClaimStatus| {
+        if !is_open(claim.layers) {
+            return None;
+        }
+        let node = build::node(owner, ring, claim.layers).ok()?;
+        (node.public() == claim.node).then_some((claim.id, node))
+    };
+    let ours: Vec<(u64, NodeKeys)> = claims.iter().filter_map(ours).collect();
+    let mut left = false;
+    for (claim, node) in ours {
+        match context.markets.leave(&spec.relay, node, ring, claim).await {
+            Ok(()) => left = true,
+            // the pod was faster, or the lease will run out
+            Err(error) => tracing::debug!(ring, error = chain(&error), "a claim was not given back"),
+        }
+    }
+    left
 }
 
 async fn sleep(context: &Context, spec: &Spec, owner: &Arc<OwnerKey>, mut views: Vec<View>) -> Vec<View> {

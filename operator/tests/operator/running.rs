@@ -202,6 +202,8 @@ impl World {
                 instance: instance.clone(),
             };
             let claim = client.claim(&request).await.unwrap();
+            let offers = client.market().offers().await.unwrap();
+            let identity = &offers[0].model.identity;
             let report = StageReport {
                 holder: keys.holder(
                     instance,
@@ -214,7 +216,7 @@ impl World {
                     address: Some(address),
                 },
                 layers: kvasir_plan::LayerRange { start, end },
-                identity: model().identity.clone(),
+                identity: identity.clone(),
                 state: StageState::Ready {
                     fetched_bytes: 1,
                     resident_bytes: 1,
