@@ -35,8 +35,9 @@ use crate::{
 
 pub use deployment::{API_PORT, EDGE_PORT, HEALTH_PORT};
 pub use job::reader;
+pub use keys::node;
 pub use pod::{FETCH, STAGE};
-pub use secret::{NODE_KEY, OWNER_KEY, invite, owner};
+pub use secret::{NODE_KEY, OWNER_KEY, invite, leads_there, owner};
 
 /// Why an object can't be built.
 #[derive(Debug, thiserror::Error)]

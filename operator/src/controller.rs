@@ -253,7 +253,7 @@ async fn visit(ring: &Ring, context: &Context) -> Result<Action, Error> {
             return Err(error.into());
         }
     };
-    let found = dereference(context, &spec).await?;
+    let mut found = dereference(context, &spec).await?;
     let profile = match found.profile {
         Ok(profile) => profile,
         Err(error) if error.is_pending() => {
@@ -298,6 +298,7 @@ async fn visit(ring: &Ring, context: &Context) -> Result<Action, Error> {
     let changes = changes(&prepared, &found.live, &spec, &switch);
     offer::withdraw_gone(context, &spec, &owner, apply::gone(&changes, &found.live, &spec)).await;
     let (applied, refused) = apply::apply(context, &spec, prepared, &found.live, &changes).await?;
+    offer::uninvite(context, &spec, &mut found.live, &views).await?;
     let views = offer::offer(context, &validated, &owner, &applied, views, &switch).await;
     offer::invite(context, &validated, &owner, &found.live, &views).await?;
     let definition = context.definition.borrow().clone();

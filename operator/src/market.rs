@@ -14,7 +14,7 @@ use kvasir_market::{
     types::{Demand, InviteRequest, RingStatus},
 };
 use kvasir_process::chain;
-use kvasir_wire::trust::{OwnerKey, PublicKey};
+use kvasir_wire::trust::{NodeKeys, OwnerKey, PublicKey};
 use secrecy::SecretString;
 
 use crate::names;
@@ -143,6 +143,14 @@ impl Markets {
                 Ok(())
             }
         }
+    }
+
+    /// Gives back a claim of a node that this cluster ran.
+    ///
+    /// # Errors
+    /// The market's refusal, or that it doesn't answer.
+    pub async fn leave(&self, relay: &str, node: NodeKeys, ring: &str, claim: u64) -> Result<(), ClientError> {
+        MarketClient::new(relay, Arc::new(node))?.ring(ring).leave(claim).await
     }
 
     /// Takes all rings off their markets that this process put there and whose names begin with `prefix`, and forgets

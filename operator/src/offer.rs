@@ -3,10 +3,15 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use kvasir_market::{ClientError, types::InviteRequest};
+use kvasir_market::{
+    ClientError,
+    types::{ClaimStatus, Demand, InviteRequest},
+};
+use kvasir_plan::LayerRange;
 use kvasir_process::chain;
-use kvasir_wire::trust::OwnerKey;
+use kvasir_wire::trust::{NodeKeys, OwnerKey};
 use secrecy::ExposeSecret;
+use serde_json::Value;
 
 use crate::{
     apply,
@@ -56,6 +61,7 @@ pub async fn offer(
         if matches!(view, View::Unreachable(_)) {
             continue;
         }
+        changed |= vacate(context, spec, owner, demand, view).await;
         match context.markets.publish(&spec.relay, owner, demand, view).await {
             Ok(published) => changed |= published,
             Err(error) => {
@@ -79,6 +85,35 @@ pub async fn offer(
         }
     }
     views
+}
+
+/// Gives claims back that the cluster's nodes have on windows which `demand` opens, and says whether there were any.
+/// Once the market knows it, those nodes are strangers to it: their pods can't give anything back any more, and the
+/// windows would be theirs, and count as served, until the leases run out.
+async fn vacate(context: &Context, spec: &Spec, owner: &OwnerKey, demand: &Demand, view: &View) -> bool {
+    let (ring, ranks) = (&demand.template.ring, &demand.template.ranks);
+    let claims = view.status().map(|status| status.claims.as_slice()).unwrap_or_default();
+    let is_open = |layers: LayerRange| {
+        let mut open = ranks.iter().filter(|rank| rank.placement.is_none());
+        open.any(|rank| rank.layers == layers)
+    };
+    let ours = |claim: &ClaimStatus| {
+        if !is_open(claim.layers) {
+            return None;
+        }
+        let node = build::node(owner, ring, claim.layers).ok()?;
+        (node.public() == claim.node).then_some((claim.id, node))
+    };
+    let ours: Vec<(u64, NodeKeys)> = claims.iter().filter_map(ours).collect();
+    let mut left = false;
+    for (claim, node) in ours {
+        match context.markets.leave(&spec.relay, node, ring, claim).await {
+            Ok(()) => left = true,
+            // the pod was faster, or the lease will run out
+            Err(error) => tracing::debug!(ring, error = chain(&error), "a claim was not given back"),
+        }
+    }
+    left
 }
 
 async fn sleep(context: &Context, spec: &Spec, owner: &Arc<OwnerKey>, mut views: Vec<View>) -> Vec<View> {
@@ -115,7 +150,25 @@ pub async fn withdraw_gone(context: &Context, spec: &Spec, owner: &Arc<OwnerKey>
     }
 }
 
-/// Keeps an invite in a Secret for each ring with open windows, so that whoever may read it can invite devices.
+/// Takes invites away whose ring its market doesn't know: it doesn't know them either, and would refuse who comes with one.
+/// Another one is made once the ring is back on the market. Before [`offer`], which puts it there: what is taken away is
+/// seen to be missing at any later visit.
+///
+/// # Errors
+/// The Secret can't be deleted.
+pub async fn uninvite(context: &Context, spec: &Spec, live: &mut Live, views: &[View]) -> Result<(), apply::Error> {
+    for (ordinal, view) in views.iter().enumerate() {
+        let name = names::invite(&spec.name, ordinal as u32);
+        if matches!(view, View::Absent) && live.get(Kind::Secret, &name).is_some() {
+            apply::remove(context, spec, Kind::Secret, &name, live).await?;
+            live.objects.remove(&(Kind::Secret, name));
+        }
+    }
+    Ok(())
+}
+
+/// Keeps an invite in a Secret for each ring with open windows, so that whoever may read it can invite devices. One that
+/// is old, or whose link leads to another relay than the Ring's, is made anew.
 ///
 /// # Errors
 /// The Secret can't be written.
@@ -133,11 +186,8 @@ pub async fn invite(
     for (ordinal, view) in views.iter().enumerate() {
         let ordinal = ordinal as u32;
         let there = live.get(Kind::Secret, &names::invite(&spec.name, ordinal));
-        let age = there.and_then(|secret| {
-            let made: Timestamp = secret["metadata"]["creationTimestamp"].as_str()?.parse().ok()?;
-            Some(Timestamp::now().duration_since(made))
-        });
-        if view.status().is_none() || age.is_some_and(|age| age < INVITE_RENEWED) {
+        let is_good = there.is_some_and(|secret| is_young(secret) && build::leads_there(spec, secret));
+        if view.status().is_none() || is_good {
             continue;
         }
         let request = InviteRequest {
@@ -161,6 +211,12 @@ pub async fn invite(
         apply::create(context, spec, &secret).await?;
     }
     Ok(())
+}
+
+fn is_young(secret: &Value) -> bool {
+    let made = secret["metadata"]["creationTimestamp"].as_str();
+    let made: Option<Timestamp> = made.and_then(|made| made.parse().ok());
+    made.is_some_and(|made| Timestamp::now().duration_since(made) < INVITE_RENEWED)
 }
 
 fn rings(spec: &Spec, owner: &OwnerKey) -> Vec<String> {

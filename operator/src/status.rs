@@ -97,7 +97,7 @@ pub fn stopped(
 pub fn status(observed: &Observed<'_>, _applied: &Resources<Applied>) -> RingStatus {
     let validated = observed.validated;
     let spec = &validated.spec;
-    let stages = stages::stages(validated, observed.views, observed.live);
+    let stages = stages::stages(validated, observed.views, observed.live, &observed.old.rings);
     let all: Vec<&Stage> = stages.iter().flatten().collect();
     let ready_stages = all.iter().filter(|stage| stage.told.ready).count() as i32;
     let layers = validated.profile.layer_count();

@@ -12,7 +12,10 @@ const SIGNING: &str = "kvasir operator: ed25519 key of a window's node, v1";
 const NOISE: &str = "kvasir operator: x25519 key of a window's node, v1";
 
 /// The node of one window of a ring.
-pub(super) fn node(owner: &OwnerKey, ring: &str, layers: LayerRange) -> Result<NodeKeys, Error> {
+///
+/// # Errors
+/// [`Error::Key`].
+pub fn node(owner: &OwnerKey, ring: &str, layers: LayerRange) -> Result<NodeKeys, Error> {
     let material = format!("{}\0{ring}\0{layers}", owner.to_text());
     let derive = |context| blake3::Hash::from_bytes(blake3::derive_key(context, material.as_bytes())).to_hex();
     let text = format!(

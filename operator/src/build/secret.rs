@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kvasir_wire::trust::OwnerKey;
+use serde_json::Value;
 
 use super::{Error, Kind, Object, Slot, keys, meta, object};
 use crate::{
@@ -16,6 +17,8 @@ use crate::{
 pub const NODE_KEY: &str = "node.key";
 /// Key of the owner's key in its Secret.
 pub const OWNER_KEY: &str = "owner.key";
+/// Key of an invite's link in its Secret.
+const LINK: &str = "link";
 
 /// The Secret of a new owner's key.
 ///
@@ -37,9 +40,21 @@ pub fn invite(spec: &Spec, ordinal: u32, owner: &OwnerKey, token: &str) -> Resul
     let mut labels = labels::of_ring(&spec.name, "invite");
     labels.insert(labels::ORDINAL.to_owned(), ordinal.to_string());
     let owner = owner.public().to_string();
-    let link = format!("{}/#token={token}&owner={owner}", spec.relay.trim_end_matches('/'));
-    let data = [("link", link), ("token", token.to_owned()), ("owner", owner)];
+    let link = format!("{}token={token}&owner={owner}", door(spec));
+    let data = [(LINK, link), ("token", token.to_owned()), ("owner", owner)];
     object(Kind::Secret, &name, &secret(spec, &name, labels, data))
+}
+
+/// Whether the link of an invite leads to the relay that the Ring has now.
+pub fn leads_there(spec: &Spec, invite: &Value) -> bool {
+    let secret: Option<Secret> = serde_json::from_value(invite.clone()).ok();
+    let link = secret.and_then(|secret| secret.data?.remove(LINK));
+    link.is_some_and(|link| link.0.starts_with(door(spec).as_bytes()))
+}
+
+/// What the links of invites begin with.
+fn door(spec: &Spec) -> String {
+    format!("{}/#", spec.relay.trim_end_matches('/'))
 }
 
 pub(super) fn node(slot: &Slot<'_>) -> Result<Secret, Error> {

@@ -38,8 +38,9 @@ impl Stage {
     }
 }
 
-/// Every stage of every ring, by ordinal and in ring order.
-pub fn stages(validated: &Validated, views: &[View], live: &Live) -> Vec<Vec<Stage>> {
+/// Every stage of every ring, by ordinal and in ring order. What a market that doesn't answer said of its stages
+/// `before` stands.
+pub fn stages(validated: &Validated, views: &[View], live: &Live, before: &[RingInstance]) -> Vec<Vec<Stage>> {
     views
         .iter()
         .enumerate()
@@ -51,9 +52,12 @@ pub fn stages(validated: &Validated, views: &[View], live: &Live) -> Vec<Vec<Sta
                         ordinal: ordinal as u32,
                         layers: rank.layers,
                     };
-                    match &rank.placement {
-                        Some(pool) => ours(validated, slot, rank, pool, live),
-                        None => theirs(slot, rank, view.status()),
+                    match (&rank.placement, view) {
+                        (Some(pool), _) => ours(validated, slot, rank, pool, live),
+                        (None, View::Unreachable(_)) => {
+                            as_before(slot, before).unwrap_or_else(|| theirs(slot, rank, None))
+                        }
+                        (None, _) => theirs(slot, rank, view.status()),
                     }
                 })
                 .collect()
@@ -80,8 +84,9 @@ pub fn instances(stages: &[Vec<Stage>], views: &[View], before: &[RingInstance],
             RingInstance {
                 ordinal,
                 epoch,
-                // a pod that is gone is seen here before its neighbours have told the market
-                ready: ready && (holds || stages.iter().all(|stage| stage.told.ready || !stage.is_ours())),
+                // a pod that is gone is seen here before its neighbours have told the market, and a window that was
+                // opened while no market answers is nobody's
+                ready: ready && (holds || stages.iter().all(|stage| stage.told.ready)),
                 stages: stages.iter().map(|stage| stage.told.clone()).collect(),
             }
         })
@@ -185,6 +190,24 @@ fn theirs(slot: Slot, rank: &Rank, status: Option<&RingStatus>) -> Stage {
         trouble,
         unscheduled: None,
     }
+}
+
+/// A stage that the market had found somebody for when it was asked last.
+fn as_before(slot: Slot, before: &[RingInstance]) -> Option<Stage> {
+    let ring = before.iter().find(|ring| ring.ordinal == slot.ordinal as i32)?;
+    let is_it = |told: &&StageStatus| told.placement == Placement::Claimed && told.layers == layers(slot.layers);
+    let told = ring.stages.iter().find(is_it)?.clone();
+    let trouble = told.reason.clone().map(|reason| Trouble {
+        reason,
+        message: String::new(),
+        failing: false,
+    });
+    Some(Stage {
+        slot,
+        told,
+        trouble,
+        unscheduled: None,
+    })
 }
 
 fn layers(range: LayerRange) -> Layers {

@@ -5,8 +5,9 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use crate::{
+    files,
     running::{World, off_market, on_volume},
-    world::{changed, eventually},
+    world::{changed, eventually, open_middle},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -157,5 +158,49 @@ async fn an_object_of_somebody_elses_is_left_alone_and_named() {
     let service = world.api.get("services", "models", "smollm2").unwrap();
     assert_eq!(service["spec"]["selector"], json!({"app": "other"}));
     assert_eq!(world.api.names("deployments").len(), 3, "all else is there");
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_window_that_is_opened_is_at_once_nobodys_and_the_ring_not_ready() {
+    let world = World::without_model().await;
+    // leases outlast the test: nothing of this is their end
+    let lasting = changed(
+        &open_middle(),
+        "maxLayers: 10",
+        "maxLayers: 10, claimTimeoutSeconds: 3600",
+    );
+    let open = changed(&lasting, "http://files.models.svc/smollm2.gguf", &files::model().await);
+    let closed = changed(
+        &open,
+        "{layers: {start: 10, end: 20}, open: true}",
+        "{layers: {start: 10, end: 20}, pool: gpu}",
+    );
+    world.apply(&closed);
+    eventually("the last child", || world.api.names("deployments").len() == 3).await;
+    eventually("what it waits for", || {
+        world.condition("Ready").as_deref() == Some("False/AwaitingStages")
+    })
+    .await;
+    world.serve().await;
+    eventually("readiness", || {
+        world.condition("Ready").as_deref() == Some("True/LapCompleted")
+    })
+    .await;
+
+    world.apply(&open);
+    eventually("what it waits for now", || {
+        world.condition("Ready").as_deref() == Some("False/AwaitingClaims")
+    })
+    .await;
+    assert_eq!(world.api.names("deployments"), ["smollm2-0-0-10", "smollm2-0-20-30"]);
+    let stage = world.ring()["status"]["rings"][0]["stages"][1].clone();
+    assert_eq!(
+        (&stage["placement"], &stage["reason"]),
+        (&json!("Claimed"), &json!("Unclaimed"))
+    );
+    let told = world.as_owner().status().await.unwrap();
+    let held: Vec<u32> = told.claims.iter().map(|claim| claim.windows.start).collect();
+    assert_eq!(held, [0, 2], "the others keep their claims");
     world.end().await;
 }

@@ -22,11 +22,12 @@ use kvasir_plan::Link;
 use kvasir_wire::trust::{NodeKeys, SignedManifest};
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, sync::watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     api_server::ApiServer,
+    files::serve,
     world::{RING, WINDOWS, WITHIN, changed, model, ready_pod, ring, settings},
 };
 
@@ -48,6 +49,12 @@ pub(crate) fn on_volume() -> String {
     )
 }
 
+/// A market that knows nothing yet.
+pub(crate) async fn market() -> Arc<Market> {
+    let store = Store::memory(Limits::default()).await.unwrap();
+    Market::new(store, Admission::Anyone).await.unwrap()
+}
+
 impl World {
     /// With a relay, and the model of [`on_volume`] read already.
     pub(crate) async fn new() -> World {
@@ -65,12 +72,7 @@ impl World {
     }
 
     async fn with(namespaces: &[&str], is_read: bool) -> World {
-        let market = Market::new(Store::memory(Limits::default()).await.unwrap(), Admission::Anyone)
-            .await
-            .unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let relay = format!("http://{}", listener.local_addr().unwrap());
-        tokio::spawn(async move { axum::serve(listener, router(market)).await.unwrap() });
+        let relay = serve(router(market().await)).await;
         World::start(relay, namespaces, is_read).await
     }
 
@@ -200,6 +202,8 @@ impl World {
                 instance: instance.clone(),
             };
             let claim = client.claim(&request).await.unwrap();
+            let offers = client.market().offers().await.unwrap();
+            let identity = &offers[0].model.identity;
             let report = StageReport {
                 holder: keys.holder(
                     instance,
@@ -212,7 +216,7 @@ impl World {
                     address: Some(address),
                 },
                 layers: kvasir_plan::LayerRange { start, end },
-                identity: model().identity.clone(),
+                identity: identity.clone(),
                 state: StageState::Ready {
                     fetched_bytes: 1,
                     resident_bytes: 1,

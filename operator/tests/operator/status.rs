@@ -1,7 +1,9 @@
 //! What the user reads of a Ring that works, and of one that is on its way.
 
-use kvasir_market::types::{ClaimStatus, Run};
+use kvasir_market::types::{ClaimStatus, Reach, Run, StageReport, StageState};
 use kvasir_operator::{market::View, status};
+use kvasir_plan::{LayerRange, Link};
+use kvasir_wire::trust::NodeKeys;
 use serde_json::json;
 
 use crate::world::{RING, Visit, WINDOWS, changed, in_short, now, open_middle, owner, pod, ready_pod, said, seen};
@@ -93,9 +95,9 @@ fn uncovered_layers_are_named() {
     assert_eq!(open.rings[0].stages[1].reason.as_deref(), Some("Unclaimed"));
 }
 
-#[test]
-fn a_claimed_window_names_its_node() {
-    let View::Seen(mut ring) = seen(&WINDOWS, false, &[(10, 20)]) else {
+/// The same with the middle claimed.
+fn claimed(view: View, report: Option<StageReport>) -> View {
+    let View::Seen(mut ring) = view else {
         panic!("the market was seen");
     };
     ring.claims = vec![ClaimStatus {
@@ -107,10 +109,43 @@ fn a_claimed_window_names_its_node() {
         layers: ring.windows[1].layers,
         rate: 1,
         replaces: None,
-        report: None,
+        report,
         expired: false,
     }];
-    let status = Visit::of(&open_middle()).seen(View::Seen(ring)).status();
+    View::Seen(ring)
+}
+
+/// A device says that its window is loaded.
+fn loaded() -> StageReport {
+    let link = Link::Relayed { url: String::new() };
+    StageReport {
+        holder: NodeKeys::generate().unwrap().holder("i", link),
+        reach: Reach {
+            network: None,
+            address: None,
+        },
+        layers: LayerRange { start: 10, end: 20 },
+        identity: String::new(),
+        state: StageState::Ready {
+            fetched_bytes: 1,
+            resident_bytes: 1,
+            backend: "CPU".into(),
+        },
+        lost_epoch: None,
+        lost_reason: None,
+        lost_edge: None,
+        lost_end: None,
+    }
+}
+
+fn unreachable() -> View {
+    View::Unreachable("the market at http://relay does not answer".into())
+}
+
+#[test]
+fn a_claimed_window_names_its_node() {
+    let view = claimed(seen(&WINDOWS, false, &[(10, 20)]), None);
+    let status = Visit::of(&open_middle()).seen(view).status();
     let stage = &status.rings[0].stages[1];
     assert_eq!(stage.node_id, Some(owner().public().to_string()));
     assert_eq!((stage.reason.as_deref(), stage.ready), (Some("Claimed"), false));
@@ -119,16 +154,47 @@ fn a_claimed_window_names_its_node() {
 #[test]
 fn a_ring_that_is_up_stays_ready_when_its_relay_is_gone() {
     let first = Visit::of(RING).status();
-    let gone = || View::Unreachable("the market at http://relay does not answer".into());
-    let status = Visit::of(RING).seen(gone()).after(first).at(30).status();
+    let status = Visit::of(RING).seen(unreachable()).after(first).at(30).status();
     assert_eq!(in_short(&status, "Ready"), "True/LapCompleted");
     assert_eq!(
         said(&status, "Degraded"),
         "True/RelayUnreachable: the market at http://relay does not answer"
     );
     assert_eq!((status.rings[0].epoch, status.covered.as_deref()), (4, Some("30/30")));
-    let never = Visit::of(RING).seen(gone()).status();
+    let never = Visit::of(RING).seen(unreachable()).status();
     assert_eq!(in_short(&never, "Ready"), "Unknown/RelayUnreachable");
+}
+
+#[test]
+fn a_device_that_held_its_window_holds_it_while_the_relay_is_gone() {
+    let view = claimed(seen(&WINDOWS, true, &[]), Some(loaded()));
+    let first = Visit::of(&open_middle()).seen(view).status();
+    assert_eq!(in_short(&first, "Ready"), "True/LapCompleted");
+    let gone = Visit::of(&open_middle()).seen(unreachable());
+    let status = gone.after(first.clone()).at(30).status();
+    assert_eq!(in_short(&status, "Ready"), "True/LapCompleted");
+    assert_eq!(status.rings, first.rings, "its node and its state stand");
+    let gone = Visit::of(&open_middle()).seen(unreachable());
+    assert_eq!(gone.after(status.clone()).at(60).status(), status, "and go on to stand");
+}
+
+#[test]
+fn a_window_that_was_opened_while_the_relay_is_gone_is_nobodys() {
+    let before = Visit::of(RING).status();
+    let status = Visit::of(&open_middle())
+        .seen(unreachable())
+        .after(before)
+        .at(30)
+        .status();
+    assert_eq!(in_short(&status, "Ready"), "Unknown/RelayUnreachable");
+    assert_eq!(status.rings[0].stages[1].reason.as_deref(), Some("Unclaimed"));
+}
+
+#[test]
+fn a_ring_is_not_ready_by_an_old_lap_when_nobody_holds_one_of_its_windows() {
+    let status = Visit::of(&open_middle()).seen(seen(&WINDOWS, true, &[])).status();
+    assert_eq!(status.rings[0].stages[1].reason.as_deref(), Some("Unclaimed"));
+    assert_eq!(in_short(&status, "Ready"), "False/Forming");
 }
 
 #[test]
