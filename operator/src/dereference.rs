@@ -87,7 +87,11 @@ impl ModelError {
 
     /// Whether the answer is still on its way.
     pub fn is_pending(&self) -> bool {
-        matches!(self, ModelError::Volume(error) if error.is_pending())
+        match self {
+            ModelError::Volume(error) => error.is_pending(),
+            ModelError::Model(error) => matches!(error, model::Error::Reading),
+            ModelError::Token { .. } => false,
+        }
     }
 }
 

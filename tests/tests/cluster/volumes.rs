@@ -56,5 +56,7 @@ fn a_model_on_a_volume_is_described_by_a_job_and_served() {
     let done = eventually(SOON, || site.list(&["jobs"]).is_empty().then_some(()));
     assert!(done.is_some(), "the Job goes when it has told what it read");
     drop(site);
-    let _ = cluster.kubectl(["delete", "persistentvolume", VOLUME, "--wait=false"]).status();
+    let _ = cluster
+        .kubectl(["delete", "persistentvolume", VOLUME, "--wait=false"])
+        .status();
 }
