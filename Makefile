@@ -9,13 +9,19 @@ export CARGO_TARGET_DIR ?= $(KVASIR_CACHE)/target
 
 binaries := kvasir kvasir-stage kvasir-relay kvasir-operator
 
+# programs from the target folder to bin/
+leave = for binary in $(1); do install -D "$$CARGO_TARGET_DIR/release/$$binary" "bin/$$binary" || exit; done
+
 build:
 	scripts/install.sh build
 	cargo build --locked --release --workspace
-	for binary in $(binaries); do install -D "$$CARGO_TARGET_DIR/release/$$binary" "bin/$$binary" || exit; done
+	$(call leave,$(binaries))
 
-demo: build
+# only what it shows: without the operator, a client of Kubernetes needn't be built
+demo:
 	scripts/install.sh demo
+	cargo build --locked --release --workspace --bin kvasir --bin kvasir-stage
+	$(call leave,kvasir kvasir-stage)
 	scripts/models.sh smollm2
 	scripts/demo.sh
 
