@@ -41,13 +41,13 @@ suite fmt cargo fmt --all --check
 suite shell shellcheck --external-sources scripts/*.sh tests/cluster/*.sh .ci/run
 suite clippy cargo clippy "${cargo[@]}" --all-targets -- --deny warnings
 suite doc env RUSTDOCFLAGS='--deny warnings' cargo doc "${cargo[@]}" --no-deps
-suite build cargo build "${cargo[@]}" # the programs that the suites below start
+# the programs that the suites below start; one is an example, which `cargo test` builds for itself only
+suite build cargo build "${cargo[@]}" --lib --bins --examples
 suite phone scripts/phone.sh # the program that tests/tests/phone.rs runs
 suite unit cargo test "${cargo[@]}" --lib --bins --no-fail-fast
 suite doctest cargo test "${cargo[@]}" --doc --no-fail-fast
-# rings have processes and deadlines of their own: one at a time; all but the tests that take a cluster. One of them starts an
-# example, which cargo builds only where it is told to
-suite ring cargo test "${cargo[@]}" --examples --test '[!c]*' --test 'c[!l]*' --no-fail-fast -- --test-threads=1
+# rings have processes and deadlines of their own: one at a time; all but the tests that take a cluster
+suite ring cargo test "${cargo[@]}" --test '[!c]*' --test 'c[!l]*' --no-fail-fast -- --test-threads=1
 suite python scripts/openai-client.sh
 # the cluster is Kubernetes itself, built once
 suite kubernetes tests/cluster/build.sh

@@ -214,18 +214,15 @@ fn e3_a_namespace_goes_with_its_rings_while_events_are_refused() {
     run(&mut cluster.kubectl(["create", "namespace", elsewhere])).unwrap();
     site.install(&[&format!("watchNamespaces[1]={elsewhere}")]);
     // events of this namespace are refused with 403
-    let role =
-        r#"--patch=[{"op":"test","path":"/rules/7/resources/0","value":"events"},{"op":"remove","path":"/rules/7"}]"#;
-    let mut patch = cluster.kubectl([
-        "patch",
-        "role",
-        "kvasir-operator",
-        "--namespace",
-        elsewhere,
-        "--type=json",
-        role,
-    ]);
-    run(&mut patch).unwrap();
+    let role = ["role", "kvasir-operator", "--namespace", elsewhere];
+    let rules = cluster.get(&role).unwrap()["rules"].as_array().unwrap().clone();
+    let events = rules
+        .iter()
+        .position(|rule| rule["resources"] == json!(["events"]))
+        .unwrap();
+    let mut patch = cluster.kubectl(["patch"]);
+    let remove = format!(r#"--patch=[{{"op":"remove","path":"/rules/{events}"}}]"#);
+    run(patch.args(role).args(["--type=json", &remove])).unwrap();
     let ring = site.ring();
     cluster.apply(&ring, &["--namespace", elsewhere]).unwrap();
     let ready = eventually(Duration::from_secs(120), || {
