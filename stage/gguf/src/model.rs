@@ -15,6 +15,8 @@ use crate::tensor::{TensorType, layer_of};
 
 /// llama.cpp's `LLAMA_MAX_LAYERS`
 const MAX_LAYERS: u32 = 512;
+/// Longest name of an architecture, in bytes; llama.cpp's have 17 at most.
+const LONGEST_NAME: usize = 64;
 /// Most values of a hidden state; the largest known have below 20,000.
 const MAX_WIDTH: u32 = 1 << 20;
 
@@ -97,6 +99,43 @@ pub enum Error {
         /// blocks of the model
         blocks: u32,
     },
+    /// a tensor that doesn't lie behind the one before it
+    #[error(
+        "tensor {name} lies at byte {offset} of the data and should lie at {expected}, behind the one before it: the file is \
+         damaged"
+    )]
+    Misplaced {
+        /// which
+        name: String,
+        /// first byte in the data section
+        offset: u64,
+        /// where llama.cpp takes it to be
+        expected: u64,
+    },
+    /// a block without tensors
+    #[error("the model is said to have {blocks} blocks, and there is no tensor of block {block}")]
+    EmptyBlock {
+        /// which
+        block: u32,
+        /// blocks of the model
+        blocks: u32,
+    },
+    /// a layer that is taken for an MTP block
+    #[error("block {block} counts as an MTP block (nextn_predict_layers) and has no nextn tensor")]
+    NoMtpBlock {
+        /// which
+        block: u32,
+    },
+    /// a tensor whose shape is not that of the model
+    #[error("tensor {name} has the shape {found:?} and should have {expected}")]
+    Shape {
+        /// which
+        name: &'static str,
+        /// its dimensions, row length first
+        found: Vec<u64>,
+        /// what they have to be
+        expected: String,
+    },
     /// a tensor whose size can't be told
     #[error("tensor {name} has {ty}, whose size is not known here: a newer version may read it")]
     UnknownType {
@@ -119,7 +158,11 @@ impl Error {
             | Error::ArrayLength { .. }
             | Error::Duplicate { .. }
             | Error::Parts { .. }
-            | Error::NoSuchBlock { .. } => "MalformedFile",
+            | Error::NoSuchBlock { .. }
+            | Error::Misplaced { .. }
+            | Error::EmptyBlock { .. }
+            | Error::NoMtpBlock { .. }
+            | Error::Shape { .. } => "MalformedFile",
         }
     }
 }
@@ -243,9 +286,12 @@ impl Model {
             key: key.into(),
             expected,
         };
+        // it stands in what people read
+        let is_word = |name: &&str| name.len() <= LONGEST_NAME && name.bytes().all(|byte| byte.is_ascii_graphic());
         let architecture = metadata
             .str("general.architecture")
-            .ok_or_else(|| key("general.architecture", "a string"))?
+            .filter(is_word)
+            .ok_or_else(|| key("general.architecture", "a short word"))?
             .to_owned();
         let number = |name: &str, default: Option<u32>, within: Range<u32>, expected| {
             let full = format!("{architecture}.{name}");
@@ -261,7 +307,7 @@ impl Model {
         check_split(&parts)?;
         let (tensors, index) = collect_tensors(&parts, blocks)?;
         let identity = ModelIdentity::of(&parts, revision);
-        Ok(Model {
+        let model = Model {
             architecture,
             blocks,
             nextn,
@@ -270,7 +316,61 @@ impl Model {
             index,
             identity,
             parts,
-        })
+        };
+        model.check_mtp()?;
+        model.check_vocabulary()?;
+        Ok(model)
+    }
+
+    /// MTP blocks have the tensors that make them some: otherwise a layer would be left out in silence.
+    fn check_mtp(&self) -> Result<(), Error> {
+        let is_mtp = |block: &u32| {
+            self.tensors_of_layer(*block)
+                .filter_map(|tensor| layer_of(&tensor.name))
+                .any(|(_, rest)| rest.starts_with(".nextn."))
+        };
+        match (self.layers()..self.blocks).find(|block| !is_mtp(block)) {
+            Some(block) => Err(Error::NoMtpBlock { block }),
+            None => Ok(()),
+        }
+    }
+
+    /// Every block has tensors.
+    pub(crate) fn check_blocks(&self) -> Result<(), Error> {
+        let mut found = vec![false; self.blocks as usize];
+        for (block, _) in self.tensors.iter().filter_map(|tensor| layer_of(&tensor.name)) {
+            found[block as usize] = true;
+        }
+        match (0..self.blocks).zip(found).find(|(_, found)| !found) {
+            Some((block, _)) => Err(Error::EmptyBlock {
+                block,
+                blocks: self.blocks,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Rows of the embedding are hidden states, and the head has one for each of them.
+    fn check_vocabulary(&self) -> Result<(), Error> {
+        let Some(embedding) = self.tensor("token_embd.weight") else {
+            return Ok(());
+        };
+        let wrong = |name, tensor: &Tensor, expected| Error::Shape {
+            name,
+            found: tensor.dims.clone(),
+            expected,
+        };
+        if embedding.dims.first() != Some(&self.embedding_length.into()) {
+            let expected = format!("rows of {}", self.embedding_length);
+            return Err(wrong("token_embd.weight", embedding, expected));
+        }
+        match self.tensor("output.weight") {
+            Some(head) if head.dims != embedding.dims => {
+                let expected = format!("that of token_embd.weight, {:?}", embedding.dims);
+                Err(wrong("output.weight", head, expected))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Reads a model from local files; `path` may be any of its parts.
@@ -434,6 +534,8 @@ fn collect_tensors(parts: &[Part], blocks: u32) -> Result<(Vec<Tensor>, HashMap<
     let mut tensors: Vec<Tensor> = Vec::new();
     let mut index = HashMap::new();
     for (number, part) in parts.iter().enumerate() {
+        // where the next tensor has to lie, as `gguf_init_from_file` has it; unknown behind one of unknown size
+        let mut expected = Some(0_u64);
         for info in &part.prefix.tensors {
             if let Some(first) = index.insert(info.name.clone(), tensors.len()) {
                 let first = tensors[first].part + 1;
@@ -451,6 +553,17 @@ fn collect_tensors(parts: &[Part], blocks: u32) -> Result<(Vec<Tensor>, HashMap<
                 });
             }
             let size = info.ty.bytes(&info.dims);
+            if let Some(expected) = expected.filter(|expected| *expected != info.offset) {
+                return Err(Error::Misplaced {
+                    name: info.name.clone(),
+                    offset: info.offset,
+                    expected,
+                });
+            }
+            expected = size.and_then(|size| {
+                let end = info.offset.checked_add(size)?;
+                end.checked_next_multiple_of(part.prefix.alignment)
+            });
             let start = part.prefix.data_offset.saturating_add(info.offset);
             let needed = start.saturating_add(size.unwrap_or(0));
             if needed > part.size {

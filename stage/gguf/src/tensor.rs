@@ -121,12 +121,14 @@ pub struct TensorInfo {
     pub offset: u64,
 }
 
-/// The layer that a tensor belongs to: `N` of `blk.N.…`, and the rest of the name with its dot.
+/// The layer that a tensor belongs to: `N` of `blk.N.…`, and the rest of the name with its dot. Other spellings of a number
+/// are none: llama.cpp would not find such a tensor.
 pub fn layer_of(name: &str) -> Option<(u32, &str)> {
     let rest = name.strip_prefix("blk.")?;
     let dot = rest.find('.')?;
     let digits = &rest[..dot];
-    (!digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
+    let is_plain = digits == "0" || !digits.starts_with('0');
+    (is_plain && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
         .then(|| digits.parse().ok())
         .flatten()
         .map(|layer| (layer, &rest[dot..]))

@@ -1,7 +1,6 @@
 //! Of what kind each layer of a model is.
 
 use super::{Error, Kinds, LayerKind, Switch, of};
-use crate::metadata::Value;
 use crate::model::{self, Model};
 
 const PATTERN: &str = "attention.sliding_window_pattern";
@@ -54,7 +53,7 @@ pub fn sliding_window(model: &Model) -> Result<Option<u64>, Error> {
     let Kinds::Sliding { switch, .. } = of(model)?.kinds else {
         return Ok(None);
     };
-    let written = model.get(WIDTH).and_then(Value::as_u64);
+    let written = number(model, WIDTH)?;
     match (switch, written) {
         (Switch::ByKey, written) => Ok(written.filter(|width| *width > 0)),
         // with 0 llama.cpp would mask everything
@@ -64,6 +63,15 @@ pub fn sliding_window(model: &Model) -> Result<Option<u64>, Error> {
         (Switch::Always { .. }, Some(width)) => Ok(Some(width)),
         (Switch::Always { width }, None) => Ok(width),
     }
+}
+
+/// A number that llama.cpp has a default for. One of another type is not taken for none.
+fn number(model: &Model, key: &str) -> Result<Option<u64>, Error> {
+    let Some(value) = model.get(key) else { return Ok(None) };
+    value
+        .as_u64()
+        .map(Some)
+        .ok_or_else(|| wrong(model, key, "a whole number"))
 }
 
 fn wrong(model: &Model, key: &str, expected: &'static str) -> Error {
@@ -76,8 +84,8 @@ fn wrong(model: &Model, key: &str, expected: &'static str) -> Error {
 fn sliding(model: &Model, period: u64, dense_first: bool) -> Result<Vec<LayerKind>, Error> {
     let flags = match model.get(PATTERN) {
         Some(value) if value.as_array().is_some() => model.per_layer(PATTERN)?.unwrap_or_default(),
-        value => {
-            let period = value.and_then(Value::as_u64).unwrap_or(period);
+        _ => {
+            let period = number(model, PATTERN)?.unwrap_or(period);
             // `llama_hparams::set_swa_pattern`
             let slides = |layer: u64| match (period, dense_first) {
                 (0, _) => true,
@@ -97,7 +105,7 @@ fn hybrid(model: &Model, interval: u64) -> Result<Vec<LayerKind>, Error> {
         Some(flags) => flags,
         None => {
             let key = "full_attention_interval";
-            let interval = model.get(key).and_then(Value::as_u64).unwrap_or(interval);
+            let interval = number(model, key)?.unwrap_or(interval);
             if interval == 0 {
                 return Err(wrong(model, key, "a number above 0"));
             }

@@ -28,6 +28,7 @@ impl TensorBytes {
     /// Adds up the tensor table.
     pub fn of(model: &Model) -> Result<TensorBytes, Error> {
         let architecture = arch::of(model)?;
+        model.check_blocks()?;
         let mut blocks = vec![0; model.block_count() as usize];
         let (mut every, mut embedding, mut head) = (0, 0, 0);
         for tensor in model.tensors() {
