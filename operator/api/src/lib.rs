@@ -2,7 +2,7 @@
 //!
 //! Entry points: [`Ring`] and [`RingSpec`] (what a user writes), [`RingStatus`] with [`conditions`] (what the operator
 //! answers), [`from_yaml`] (what the command line reads, under the rules of the cluster), [`crd_yaml`] (what `crds/`
-//! holds) and [`reference`] (what `docs/ring.md` says).
+//! holds) and [`reference()`] (what `docs/ring.md` says).
 //!
 //! The rules live in the schema, as limits and CEL expressions, so that the API server and [`from_yaml`] give the same
 //! answer. What needs the model's block count (do the windows cover it?) is the planner's to say, which is asked through
