@@ -4,7 +4,7 @@ use std::{
     io::{BufRead as _, BufReader},
     path::PathBuf,
     process::{Child, Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use kvasir_market::types::Claim;
@@ -63,6 +63,8 @@ async fn no_credit_is_lost_or_given_twice_however_often_the_market_is_killed(wor
     let World { place, nodes, .. } = &world;
     let mut acknowledged = 0;
     let (mut sent, mut cut_off) = (0, 0);
+    // what a call takes here
+    let mut usual = Duration::from_millis(3);
     for kill in 0..KILLS {
         let process = Process::start(place);
         let rank0 = world.node_at(&process.url, 0);
@@ -72,6 +74,7 @@ async fn no_credit_is_lost_or_given_twice_however_often_the_market_is_killed(wor
         loop {
             sent += 7;
             let report = positions(1, sent);
+            let began = Instant::now();
             tokio::select! {
                 biased;
                 () = &mut dies => {
@@ -80,7 +83,9 @@ async fn no_credit_is_lost_or_given_twice_however_often_the_market_is_killed(wor
                         let rank0 = rank0.clone();
                         async move { rank0.positions(&report).await }
                     });
-                    tokio::time::sleep(Duration::from_micros(kill * 104_729 % 3000)).await;
+                    // now early in the call, now late: finer than the timers of tokio, which are of a millisecond
+                    let within = usual.mul_f64((kill % 10) as f64 / 10.0);
+                    tokio::task::spawn_blocking(move || std::thread::sleep(within)).await.unwrap();
                     process.kill();
                     match call.await.unwrap() {
                         Ok(answer) => acknowledged = acknowledged.max(answer.committed),
@@ -88,7 +93,10 @@ async fn no_credit_is_lost_or_given_twice_however_often_the_market_is_killed(wor
                     }
                     break;
                 }
-                answer = rank0.positions(&report) => acknowledged = answer.unwrap().committed,
+                answer = rank0.positions(&report) => {
+                    acknowledged = answer.unwrap().committed;
+                    usual = began.elapsed();
+                }
             }
         }
     }
