@@ -69,7 +69,7 @@ pub enum ModelError {
     },
     /// it can't be read
     #[error(transparent)]
-    Model(#[from] model::Error),
+    Model(#[from] Arc<model::Error>),
     /// it can't be read off its volume
     #[error(transparent)]
     Volume(#[from] reader::Error),
@@ -89,7 +89,7 @@ impl ModelError {
     pub fn is_pending(&self) -> bool {
         match self {
             ModelError::Volume(error) => error.is_pending(),
-            ModelError::Model(error) => matches!(error, model::Error::Reading),
+            ModelError::Model(error) => matches!(**error, model::Error::Reading),
             ModelError::Token { .. } => false,
         }
     }

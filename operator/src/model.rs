@@ -9,6 +9,11 @@ use std::{
     time::Duration,
 };
 
+use axum::http::Uri;
+use futures::{
+    FutureExt as _,
+    future::{BoxFuture, Shared},
+};
 use kvasir_api::conditions::reasons;
 use kvasir_gguf::{
     ModelSource,
@@ -16,7 +21,7 @@ use kvasir_gguf::{
 };
 use kvasir_plan::{ModelProfile, profile};
 use secrecy::{ExposeSecret, SecretString};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::Semaphore;
 
 use crate::{names, source::Source};
 
@@ -55,8 +60,8 @@ pub enum Error {
         READ_WITHIN.as_secs()
     )]
     Slow,
-    /// the operator is ending
-    #[error("the operator ends")]
+    /// the operator is ending, or the reading failed in a way that it shouldn't
+    #[error("the reading of the model's prefix was broken off")]
     Ending,
 }
 
@@ -80,68 +85,113 @@ struct Key {
     token: Option<String>,
 }
 
-#[derive(Debug)]
-enum State {
-    Reading,
-    Known(Arc<ModelProfile>),
-    /// until a visit has been told
-    Failed(Error),
-}
+/// A reading, which goes on whether or not anybody waits for it.
+type Reading = Shared<BoxFuture<'static, Result<Arc<ModelProfile>, Arc<Error>>>>;
 
 /// The models that were read.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Models {
-    remote: Arc<Remote>,
+    readings: Mutex<HashMap<Key, Reading>>,
     /// by namespace and source
     on_volumes: Mutex<HashMap<(String, Source), Arc<ModelProfile>>>,
-}
-
-#[derive(Debug)]
-struct Remote {
-    states: Mutex<HashMap<Key, State>>,
     servers: Mutex<HashMap<String, Arc<Semaphore>>>,
-    all: Semaphore,
+    all: Arc<Semaphore>,
 }
 
-impl Default for Remote {
+impl Default for Models {
     fn default() -> Self {
-        Remote {
-            states: Mutex::default(),
+        Models {
+            readings: Mutex::default(),
+            on_volumes: Mutex::default(),
             servers: Mutex::default(),
-            all: Semaphore::new(AT_ONCE),
+            all: Arc::new(Semaphore::new(AT_ONCE)),
         }
     }
 }
 
-impl Remote {
-    fn states(&self) -> MutexGuard<'_, HashMap<Key, State>> {
-        self.states.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+async fn read(
+    source: ModelSource,
+    token: Option<SecretString>,
+    turns: [Arc<Semaphore>; 2],
+) -> Result<Arc<ModelProfile>, Error> {
+    let [of_server, of_all] = &turns;
+    let _of_server = of_server.acquire().await.map_err(|_| Error::Ending)?;
+    let _of_all = of_all.acquire().await.map_err(|_| Error::Ending)?;
+    let access = Access {
+        token,
+        patience: PATIENCE,
+        ..Access::default()
+    };
+    let reading = async {
+        let reader = source::open(&source, &access)?;
+        let model = source::read_model(&*reader, &[]).await?;
+        Ok(Arc::new(ModelProfile::of(&model)?))
+    };
+    tokio::time::timeout(READ_WITHIN, reading)
+        .await
+        .unwrap_or(Err(Error::Slow))
+}
 
-    /// What is known, or that a reading has to begin.
-    fn look(&self, key: &Key) -> Option<Result<Arc<ModelProfile>, Error>> {
-        let mut states = self.states();
-        match states.get(key) {
-            Some(State::Known(profile)) => return Some(Ok(profile.clone())),
-            Some(State::Reading) => return Some(Err(Error::Reading)),
-            Some(State::Failed(_)) => {}
-            None => {
-                if states.len() >= KEPT {
-                    states.retain(|_, state| matches!(state, State::Reading));
-                }
-                states.insert(key.clone(), State::Reading);
-                return None;
+/// Host and port, or the service that a source names.
+fn server_of(source: &ModelSource) -> String {
+    let ModelSource::Http { url } = source else {
+        return String::new();
+    };
+    let address: Option<Uri> = url.parse().ok();
+    let server = address.and_then(|address| Some(address.authority()?.to_string()));
+    server.unwrap_or_default()
+}
+
+impl Models {
+    /// The profile of the model at `source`. The first who asks begins the reading; it goes on beside the visits.
+    ///
+    /// # Errors
+    /// [`Error`], of which [`Error::Reading`] says to ask again; after any other the next who asks begins anew.
+    pub async fn profile(
+        &self,
+        source: &ModelSource,
+        token: Option<SecretString>,
+    ) -> Result<Arc<ModelProfile>, Arc<Error>> {
+        let key = Key {
+            source: source.clone(),
+            token: token
+                .as_ref()
+                .map(|token| names::digest(token.expose_secret().as_bytes())),
+        };
+        let known = self.readings().get(&key).cloned();
+        let patience = if known.is_some() { Duration::ZERO } else { PROMPTLY };
+        let reading = known.unwrap_or_else(|| self.begin(key.clone(), token));
+        let Ok(read) = tokio::time::timeout(patience, reading.clone()).await else {
+            return Err(Arc::new(Error::Reading));
+        };
+        if read.is_err() {
+            let mut readings = self.readings();
+            // not one that was begun since
+            if readings.get(&key).is_some_and(|there| there.ptr_eq(&reading)) {
+                readings.remove(&key);
             }
         }
-        match states.remove(key) {
-            Some(State::Failed(error)) => Some(Err(error)),
-            _ => Some(Err(Error::Reading)),
-        }
+        read
     }
 
-    fn end(&self, key: Key, read: Result<Arc<ModelProfile>, Error>) {
-        let state = read.map_or_else(State::Failed, State::Known);
-        self.states().insert(key, state);
+    /// Begins a reading, unless somebody was faster.
+    fn begin(&self, key: Key, token: Option<SecretString>) -> Reading {
+        let turns = [self.server(&key.source), self.all.clone()];
+        let mut readings = self.readings();
+        if readings.len() >= KEPT {
+            readings.retain(|_, reading| reading.clone().now_or_never().is_none());
+        }
+        let source = key.source.clone();
+        let start = || {
+            let task = tokio::spawn(read(source, token, turns));
+            let end = task.map(|read| read.unwrap_or(Err(Error::Ending)).map_err(Arc::new));
+            end.boxed().shared()
+        };
+        readings.entry(key).or_insert_with(start).clone()
+    }
+
+    fn readings(&self) -> MutexGuard<'_, HashMap<Key, Reading>> {
+        self.readings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn server(&self, source: &ModelSource) -> Arc<Semaphore> {
@@ -153,62 +203,6 @@ impl Remote {
         server
             .or_insert_with(|| Arc::new(Semaphore::new(FROM_ONE_SERVER)))
             .clone()
-    }
-
-    async fn read(&self, source: &ModelSource, token: Option<SecretString>) -> Result<Arc<ModelProfile>, Error> {
-        let server = self.server(source);
-        let _of_server = server.acquire().await.map_err(|_| Error::Ending)?;
-        let _of_all = self.all.acquire().await.map_err(|_| Error::Ending)?;
-        let access = Access {
-            token,
-            patience: PATIENCE,
-            ..Access::default()
-        };
-        let reading = async {
-            let reader = source::open(source, &access)?;
-            let model = source::read_model(&*reader, &[]).await?;
-            Ok(Arc::new(ModelProfile::of(&model)?))
-        };
-        tokio::time::timeout(READ_WITHIN, reading)
-            .await
-            .unwrap_or(Err(Error::Slow))
-    }
-}
-
-/// Host and port, or the service that a source names.
-fn server_of(source: &ModelSource) -> String {
-    let text = match source {
-        ModelSource::Http { url } => url.as_str(),
-        _ => return String::new(),
-    };
-    let after = text.split_once("://").map_or(text, |(_, after)| after);
-    after.split(['/', '?', '#']).next().unwrap_or_default().to_owned()
-}
-
-impl Models {
-    /// The profile of the model at `source`. The first who asks begins the reading; it goes on beside the visits.
-    ///
-    /// # Errors
-    /// [`Error`], of which [`Error::Reading`] says to ask again; whatever else is forgotten once it was told.
-    pub async fn profile(&self, source: &ModelSource, token: Option<SecretString>) -> Result<Arc<ModelProfile>, Error> {
-        let key = Key {
-            source: source.clone(),
-            token: token
-                .as_ref()
-                .map(|token| names::digest(token.expose_secret().as_bytes())),
-        };
-        if let Some(known) = self.remote.look(&key) {
-            return known;
-        }
-        let (ended, end) = oneshot::channel::<()>();
-        let (remote, source, of) = (self.remote.clone(), source.clone(), key.clone());
-        tokio::spawn(async move {
-            let read = remote.read(&source, token).await;
-            remote.end(of, read);
-            drop(ended);
-        });
-        let _ = tokio::time::timeout(PROMPTLY, end).await;
-        self.remote.look(&key).unwrap_or(Err(Error::Reading))
     }
 
     /// The profile of a model on a volume, once a Job has read it.
@@ -270,7 +264,8 @@ mod tests {
         let began = Instant::now();
         let sources: Vec<_> = (0..20).map(|number| file(&silent, &number.to_string())).collect();
         let told = join_all(sources.iter().map(|source| models.profile(source, None))).await;
-        assert!(told.iter().all(|told| matches!(told, Err(Error::Reading))), "{told:?}");
+        let is_reading = |told: &Result<_, Arc<Error>>| matches!(told, Err(error) if matches!(**error, Error::Reading));
+        assert!(told.iter().all(is_reading), "{told:?}");
         assert!(began.elapsed() < READ_WITHIN / 4, "{:?}", began.elapsed());
 
         let gone = server(Some(
@@ -278,6 +273,25 @@ mod tests {
         ))
         .await;
         let other = models.profile(&file(&gone, "model"), None).await;
-        assert!(matches!(other, Err(Error::Source(_))), "{other:?}");
+        let told = matches!(other.as_deref(), Err(error) if matches!(**error, Error::Source(_)));
+        assert!(told, "{other:?}");
+    }
+
+    #[tokio::test]
+    async fn a_source_that_failed_is_read_anew_for_whoever_asks_next() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let models = Models::default();
+        let gone = server(Some(
+            b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
+        ))
+        .await;
+        let source = file(&gone, "model");
+        for _ in 0..3 {
+            // several Rings name it: some come while it is read
+            let told = join_all((0..8).map(|_| models.profile(&source, None))).await;
+            let has_failed =
+                |told: &Result<_, Arc<Error>>| matches!(told, Err(error) if matches!(**error, Error::Source(_)));
+            assert!(told.iter().any(has_failed), "{told:?}");
+        }
     }
 }

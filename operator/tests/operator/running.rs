@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use kvasir_market::{
     Admission, Limits, Market, MarketClient, RingClient, Store, router,
-    types::{ClaimRequest, Reach, Run, StageReport, StageState},
+    types::{ClaimRequest, Reach, Run, StageReport},
 };
 use kvasir_operator::{
     build::NODE_KEY,
@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     api_server::ApiServer,
     files::serve,
+    status::loaded,
     world::{RING, WINDOWS, WITHIN, changed, model, ready_pod, ring, settings},
 };
 
@@ -217,15 +218,7 @@ impl World {
                 },
                 layers: kvasir_plan::LayerRange { start, end },
                 identity: identity.clone(),
-                state: StageState::Ready {
-                    fetched_bytes: 1,
-                    resident_bytes: 1,
-                    backend: "CPU".into(),
-                },
-                lost_epoch: None,
-                lost_reason: None,
-                lost_edge: None,
-                lost_end: None,
+                ..loaded()
             };
             client.renew(claim.id, &report).await.unwrap();
         }

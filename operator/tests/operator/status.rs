@@ -116,7 +116,7 @@ fn claimed(view: View, report: Option<StageReport>) -> View {
 }
 
 /// A device says that its window is loaded.
-fn loaded() -> StageReport {
+pub(crate) fn loaded() -> StageReport {
     let link = Link::Relayed { url: String::new() };
     StageReport {
         holder: NodeKeys::generate().unwrap().holder("i", link),

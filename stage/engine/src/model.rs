@@ -36,6 +36,8 @@ struct Header {
     blocks: u32,
     window_layers: Option<u32>,
     input_node: Option<String>,
+    /// A part of the file is a hole that only satisfies llama.cpp's loader: padding layers at the end, or an embedding
+    /// that nobody looks up.
     sparse: bool,
 }
 
@@ -86,12 +88,6 @@ impl Header {
             architecture,
         })
     }
-
-    /// Whether a part of the file is a hole that only satisfies llama.cpp's loader: padding layers at the end, or an
-    /// embedding that nobody looks up.
-    fn has_hole(&self) -> bool {
-        self.sparse || self.window_layers.is_some_and(|layers| layers < self.blocks)
-    }
 }
 
 fn c_path(path: &Path) -> Result<CString, EngineError> {
@@ -123,12 +119,12 @@ impl Model {
         params.vocab_only = weights == Weights::VocabularyOnly;
         // A mapped file stays resident beside the repacked copy, so it isn't mapped; but a hole must
         // stay unread, so there it is, and repacking, which would read it, is off.
-        params.load_mode = if header.has_hole() {
+        params.load_mode = if header.sparse {
             sys::LLAMA_LOAD_MODE_MMAP
         } else {
             sys::LLAMA_LOAD_MODE_NONE
         };
-        params.use_extra_bufts = weights == Weights::Repacked && !header.has_hole();
+        params.use_extra_bufts = weights == Weights::Repacked && !header.sparse;
         // SAFETY: `file` is zero-terminated and outlives the call; llama.cpp catches its own exceptions here.
         let (pointer, said) = log::listen(|| unsafe { sys::llama_model_load_from_file(file.as_ptr(), params) });
         let pointer = NonNull::new(pointer).ok_or_else(|| EngineError::Load {
@@ -141,7 +137,7 @@ impl Model {
             // SAFETY: the model was just loaded.
             unsafe { sys::llama_model_size(pointer.as_ptr()) }
         };
-        if header.has_hole()
+        if header.sparse
             && let Some(start) = hole::start(&file, header.window_layers.unwrap_or(header.blocks))
         {
             hole::release(path, &(start..u64::MAX));

@@ -1,5 +1,7 @@
 //! One GGUF model, in one part or several: what its prefixes say, without its weights.
 
+mod checks;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
@@ -304,7 +306,7 @@ impl Model {
         let blocks = number("block_count", None, 1..MAX_LAYERS + 1, "1 to 512")?;
         let nextn = number("nextn_predict_layers", Some(0), 0..blocks, "below the number of blocks")?;
         let embedding_length = number("embedding_length", None, 1..MAX_WIDTH + 1, "1 to 1,048,576")?;
-        check_split(&parts)?;
+        checks::split(&parts)?;
         let (tensors, index) = collect_tensors(&parts, blocks)?;
         let identity = ModelIdentity::of(&parts, revision);
         let model = Model {
@@ -320,57 +322,6 @@ impl Model {
         model.check_mtp()?;
         model.check_vocabulary()?;
         Ok(model)
-    }
-
-    /// MTP blocks have the tensors that make them some: otherwise a layer would be left out in silence.
-    fn check_mtp(&self) -> Result<(), Error> {
-        let is_mtp = |block: &u32| {
-            self.tensors_of_layer(*block)
-                .filter_map(|tensor| layer_of(&tensor.name))
-                .any(|(_, rest)| rest.starts_with(".nextn."))
-        };
-        match (self.layers()..self.blocks).find(|block| !is_mtp(block)) {
-            Some(block) => Err(Error::NoMtpBlock { block }),
-            None => Ok(()),
-        }
-    }
-
-    /// Every block has tensors.
-    pub(crate) fn check_blocks(&self) -> Result<(), Error> {
-        let mut found = vec![false; self.blocks as usize];
-        for (block, _) in self.tensors.iter().filter_map(|tensor| layer_of(&tensor.name)) {
-            found[block as usize] = true;
-        }
-        match (0..self.blocks).zip(found).find(|(_, found)| !found) {
-            Some((block, _)) => Err(Error::EmptyBlock {
-                block,
-                blocks: self.blocks,
-            }),
-            None => Ok(()),
-        }
-    }
-
-    /// Rows of the embedding are hidden states, and the head has one for each of them.
-    fn check_vocabulary(&self) -> Result<(), Error> {
-        let Some(embedding) = self.tensor("token_embd.weight") else {
-            return Ok(());
-        };
-        let wrong = |name, tensor: &Tensor, expected| Error::Shape {
-            name,
-            found: tensor.dims.clone(),
-            expected,
-        };
-        if embedding.dims.first() != Some(&self.embedding_length.into()) {
-            let expected = format!("rows of {}", self.embedding_length);
-            return Err(wrong("token_embd.weight", embedding, expected));
-        }
-        match self.tensor("output.weight") {
-            Some(head) if head.dims != embedding.dims => {
-                let expected = format!("that of token_embd.weight, {:?}", embedding.dims);
-                Err(wrong("output.weight", head, expected))
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Reads a model from local files; `path` may be any of its parts.
@@ -503,31 +454,6 @@ impl Model {
     pub fn global_tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.tensors.iter().filter(|tensor| layer_of(&tensor.name).is_none())
     }
-}
-
-/// `split.no` and `split.count` of each part, and that `split.tensors.count` is the sum over all of them.
-fn check_split(parts: &[Part]) -> Result<(), Error> {
-    let total: usize = parts.iter().map(|part| part.prefix.tensors.len()).sum();
-    let check = |index: usize, key: &str, expected: usize, default: Option<usize>| {
-        let wrong = |problem| {
-            Err(Error::Parts {
-                part: index + 1,
-                problem,
-            })
-        };
-        let default = default.map(|default| default as u64);
-        match parts[index].prefix.metadata.get(key).map_or(default, Value::as_u64) {
-            Some(found) if found == expected as u64 => Ok(()),
-            Some(found) => wrong(format!("{key} is {found} and should be {expected}")),
-            None => wrong(format!("it has no {key}")),
-        }
-    };
-    let alone = parts.len() == 1;
-    for index in 0..parts.len() {
-        check(index, "split.count", parts.len(), alone.then_some(1))?;
-        check(index, "split.no", index, alone.then_some(0))?;
-    }
-    (0..parts.len()).try_for_each(|index| check(index, "split.tensors.count", total, Some(total)))
 }
 
 fn collect_tensors(parts: &[Part], blocks: u32) -> Result<(Vec<Tensor>, HashMap<String, usize>), Error> {

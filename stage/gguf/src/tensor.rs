@@ -54,7 +54,6 @@ impl TensorType {
     pub const BF16: TensorType = TensorType(30);
     /// the type of padding layers: 50 bytes for 256 weights
     pub const IQ1_S: TensorType = TensorType(19);
-
     /// 18 bytes for 64 weights
     pub const Q2_0: TensorType = TensorType(42);
     /// 17 bytes for 32 weights

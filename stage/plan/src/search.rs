@@ -21,7 +21,7 @@ pub(crate) use seat::{Seat, nanos_for};
 const EXACT_STEPS: usize = 2_000_000;
 
 /// Steps that the search through orders may take.
-const ORDER_STEPS: usize = 500_000;
+const ORDER_STEPS: usize = 1_000_000;
 
 /// What a way costs, most important first: layers left to the market, nanoseconds for one token, ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -177,15 +177,14 @@ impl Problem {
     }
 
     /// Layers at which a last window on this seat may start.
-    pub(crate) fn last_starts(&self, seat: &Seat) -> impl Iterator<Item = u32> + use<> {
+    pub(crate) fn last_starts<'a>(&'a self, seat: &Seat) -> impl Iterator<Item = u32> + use<'a> {
         let latest = if self.indivisible {
             0
         } else {
             self.last_start.min(self.layers.saturating_sub(1))
         };
         let earliest = seat.earliest[self.layers as usize];
-        let refused = self.no_last_start.clone();
-        (earliest..=latest).filter(move |start| !refused.contains(start))
+        (earliest..=latest).filter(|start| !self.no_last_start.contains(start))
     }
 }
 

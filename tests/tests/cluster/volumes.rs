@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use kvasir_tests::cluster::{Site, eventually};
+use kvasir_tests::cluster::{Site, eventually, run};
 use kvasir_tests::models;
 use serde_json::json;
 
@@ -42,6 +42,18 @@ fn a_model_on_a_volume_is_described_by_a_job_and_served() {
             "resources": { "requests": { "storage": "1Gi" } },
         },
     });
+    // one of a cluster that was kept
+    let remove = || {
+        let mut command = cluster.kubectl([
+            "delete",
+            "persistentvolume",
+            VOLUME,
+            "--ignore-not-found",
+            "--wait=false",
+        ]);
+        run(&mut command)
+    };
+    remove().unwrap();
     cluster.apply(&volume, &[]).unwrap();
     site.apply(&claim).unwrap();
 
@@ -56,7 +68,5 @@ fn a_model_on_a_volume_is_described_by_a_job_and_served() {
     let done = eventually(SOON, || site.list(&["jobs"]).is_empty().then_some(()));
     assert!(done.is_some(), "the Job goes when it has told what it read");
     drop(site);
-    let _ = cluster
-        .kubectl(["delete", "persistentvolume", VOLUME, "--wait=false"])
-        .status();
+    remove().unwrap();
 }

@@ -13,7 +13,7 @@ const INTRODUCTION: &str = "\
 
 Which models can be cut into windows, and where. The tests in `stage/engine/tests/architectures` write this page:
 
-    KVASIR_BLESS=1 cargo test --release -p kvasir-engine --test architectures
+    KVASIR_BLESS=1 cargo test --release --workspace --test architectures
 
 For each architecture they make a small model with random weights, cut it into two windows wherever that can be done and into
 three in ten ways, and run the windows one after the other beside the whole model on stock llama.cpp: prompts and single
