@@ -53,6 +53,8 @@ pub struct HeadHandle {
     commands: mpsc::Sender<Command>,
     home: mpsc::Sender<Tokens>,
     phase: watch::Sender<Phase>,
+    /// what the ring lacks in its market's words, while it forms
+    missing: watch::Sender<Option<String>>,
     limits: Limits,
     laps: Arc<Mutex<VecDeque<LapTime>>>,
     /// positions that came home, and requests that wait
@@ -95,8 +97,18 @@ impl HeadHandle {
         *self.counts.borrow()
     }
 
+    /// Where the ring stands, now and after every change.
+    pub(crate) fn phase(&self) -> watch::Receiver<Phase> {
+        self.phase.subscribe()
+    }
+
     pub(crate) fn say(&self, phase: Phase) {
         self.phase.send_replace(phase);
+    }
+
+    /// Says which layers the ring waits for, if it waits for any: clients are told that rather than how a link broke.
+    pub(crate) fn say_missing(&self, missing: Option<String>) {
+        self.missing.send_replace(missing);
     }
 
     pub(crate) async fn up(&self, closing_edge: EdgeSender) {
@@ -127,7 +139,9 @@ impl Ring for HeadHandle {
     fn ready(&self) -> Result<(), RingError> {
         match &*self.phase.borrow() {
             Phase::Ready => Ok(()),
-            Phase::Forming(detail) => Err(RingError::NotReady { detail: detail.clone() }),
+            Phase::Forming(detail) => Err(RingError::NotReady {
+                detail: self.missing.borrow().clone().unwrap_or_else(|| detail.clone()),
+            }),
             Phase::Draining => Err(RingError::Draining),
         }
     }
@@ -161,6 +175,7 @@ pub(crate) fn start(shape: Shape, jobs: mpsc::Sender<Job>) -> HeadHandle {
         commands,
         home,
         phase,
+        missing: watch::Sender::new(None),
         limits,
         laps: Arc::default(),
         counts: watch::Sender::new((0, 0)),

@@ -1,4 +1,5 @@
-//! Rank 0's account of what came home: a counter for each epoch, told to the market until it says that it has it.
+//! Rank 0's account of what came home: a counter for each epoch, told to the market from the epoch's first lap on, until it
+//! says that it has it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +11,7 @@ use kvasir_process::chain;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-use crate::ring::head::HeadHandle;
+use crate::ring::head::{HeadHandle, Phase};
 
 /// The counter of the running epoch is told this often while it grows.
 const TELL_EVERY: Duration = Duration::from_secs(2);
@@ -47,25 +48,21 @@ impl Counters {
         }
     }
 
-    /// What the market has to be told: epochs that are over first.
-    fn due(&self, total: u64, queued: u32) -> Option<Positions> {
+    /// What the market has to be told: epochs that are over first, and of the running one nothing before a lap of it went
+    /// round.
+    fn due(&self, total: u64, queued: u32, closed: bool) -> Option<Positions> {
         let over = self.ended.iter().next().map(|(epoch, committed)| Positions {
             epoch: *epoch,
             committed: *committed,
             queued,
         });
-        let running = self.running.map(|(epoch, base)| Positions {
+        let running = self.running.filter(|_| closed).map(|(epoch, base)| Positions {
             epoch,
             committed: total - base,
             queued,
         });
-        let told = self.told.unwrap_or(Positions {
-            epoch: 0,
-            committed: 0,
-            queued: 0,
-        });
-        let news = |now: &Positions| (now.committed, now.queued) != (told.committed, told.queued);
-        over.or(running.filter(news))
+        // The first lap carries no positions, and is news all the same.
+        over.or(running.filter(|now| self.told != Some(*now)))
     }
 
     /// The market has it, or will never take it.
@@ -141,9 +138,16 @@ async fn tell(
     told: Arc<Notify>,
 ) {
     let mut backoff = Backoff::default();
+    let mut phase = head.phase();
     loop {
         let (total, queued) = head.counts();
-        let due = lock(&counters).due(total, queued);
+        let due = {
+            // An epoch begins here after the head has heard that it is being formed: under the lock, readiness is that of
+            // the running epoch.
+            let counters = lock(&counters);
+            let closed = *phase.borrow_and_update() == Phase::Ready;
+            counters.due(total, queued, closed)
+        };
         let mut pause = TELL_EVERY;
         if let Some(positions) = due {
             match market.positions(&positions).await {
@@ -166,8 +170,12 @@ async fn tell(
                 continue;
             }
         }
-        // The end of an epoch is told at once.
-        let _ = tokio::time::timeout(pause, now.notified()).await;
+        // The first lap and the end of an epoch are told at once.
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = now.notified() => {}
+            Ok(()) = phase.changed() => {}
+        }
     }
 }
 
@@ -191,18 +199,29 @@ mod tests {
     #[test]
     fn each_epoch_counts_from_its_own_beginning_and_is_told_until_it_is_taken() {
         let mut counters = Counters::default();
-        assert_eq!(counters.due(5, 0), None, "nothing runs");
+        assert_eq!(counters.due(5, 0, true), None, "nothing runs");
         counters.begin(3, 5);
-        assert_eq!(counters.due(5, 0), None, "nothing came home");
-        assert_eq!(counters.due(7, 1), Some(positions(3, 2, 1)));
+        assert_eq!(counters.due(5, 0, false), None, "nothing came home");
+        assert_eq!(counters.due(5, 0, true), Some(positions(3, 0, 0)), "the first lap");
+        counters.settled(positions(3, 0, 0));
+        assert_eq!(counters.due(5, 0, true), None, "it is told once");
+        assert_eq!(counters.due(7, 1, true), Some(positions(3, 2, 1)));
         counters.settled(positions(3, 2, 1));
-        assert_eq!(counters.due(7, 1), None);
+        assert_eq!(counters.due(7, 1, true), None);
         counters.end(9);
         counters.begin(4, 9);
-        assert_eq!(counters.due(9, 0), Some(positions(3, 4, 0)), "what is over goes first");
-        assert_eq!(counters.due(9, 0), Some(positions(3, 4, 0)), "again, until it is taken");
+        assert_eq!(
+            counters.due(9, 0, true),
+            Some(positions(3, 4, 0)),
+            "what is over goes first"
+        );
+        assert_eq!(
+            counters.due(9, 0, true),
+            Some(positions(3, 4, 0)),
+            "again, until it is taken"
+        );
         counters.settled(positions(3, 4, 0));
-        assert_eq!(counters.due(12, 0), Some(positions(4, 3, 0)));
+        assert_eq!(counters.due(12, 0, true), Some(positions(4, 3, 0)));
     }
 
     #[test]
@@ -211,10 +230,10 @@ mod tests {
         counters.begin(1, 0);
         counters.settled(positions(1, 8, 0));
         counters.end(8);
-        assert_eq!(counters.due(8, 0), None);
+        assert_eq!(counters.due(8, 0, true), None);
         counters.begin(2, 8);
         counters.end(8);
-        assert_eq!(counters.due(8, 0), None);
+        assert_eq!(counters.due(8, 0, true), None);
     }
 
     #[test]
@@ -223,7 +242,7 @@ mod tests {
         counters.begin(1, 0);
         counters.end(8);
         counters.settled(positions(1, 5, 0));
-        assert_eq!(counters.due(8, 0), Some(positions(1, 8, 0)));
+        assert_eq!(counters.due(8, 0, true), Some(positions(1, 8, 0)));
     }
 
     #[test]
@@ -234,6 +253,6 @@ mod tests {
         }
         counters.end(1000);
         assert_eq!(counters.ended.len(), KEPT);
-        assert_eq!(counters.due(1000, 0), Some(positions(744, 1, 0)));
+        assert_eq!(counters.due(1000, 0, true), Some(positions(744, 1, 0)));
     }
 }

@@ -26,6 +26,13 @@ pub(super) struct Published {
     pub(super) signed: SignedManifest,
     pub(super) manifest: RankManifest,
     pub(super) claims: Vec<u64>,
+    /// rank 0 said that a lap went round; what an older market published counted from the first
+    #[serde(default = "yes")]
+    pub(super) closed: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// What the next manifest would say, if every window is served.
@@ -107,6 +114,7 @@ impl RingState {
             signed,
             manifest,
             claims,
+            closed: false,
         });
         self.settle(now, relays);
         debug_assert_eq!(invariants::check_signed(self), Ok(()));
@@ -197,9 +205,20 @@ impl RingState {
         (self.due(&assembly) && !delegated).then_some(Waiting::Delegation { node })
     }
 
-    /// Whether the published manifest is what the claims are, and no stage lost a link of it.
+    /// Whether a lap went round in the published epoch, its manifest is what the claims are, and no stage lost a link of
+    /// it.
     pub(super) fn stands(&self, relays: &[String]) -> bool {
-        self.assemble(relays).is_ok_and(|assembly| !self.due(&assembly))
+        let closed = self.published.as_ref().is_some_and(|published| published.closed);
+        closed && self.assemble(relays).is_ok_and(|assembly| !self.due(&assembly))
+    }
+
+    /// Rank 0 says that a lap of `epoch` came home.
+    pub(super) fn note_closed(&mut self, epoch: u64) {
+        if let Some(published) = &mut self.published
+            && published.manifest.epoch == epoch
+        {
+            published.closed = true;
+        }
     }
 
     fn assemble(&self, relays: &[String]) -> Result<Assembly, Waiting> {

@@ -17,6 +17,7 @@
 //! - **R11** Epochs in which a node never came to its relay are counted once each, in order, and too many of them are
 //!   never on its account: the claim ended.
 //! - **R12** A node that is paused gets no claim on a window that another node could have and that it didn't hold.
+//! - **R13** An epoch is published as one in which no lap went round yet, and once one did that is not taken back.
 
 use kvasir_wire::trust::TrustError;
 
@@ -190,7 +191,7 @@ pub(super) fn check_signed(state: &RingState) -> Held {
     )
 }
 
-/// R3, R4, R9 and R12, of two states that follow one another.
+/// R3, R4, R9, R12 and R13, of two states that follow one another.
 #[cfg(test)]
 pub(super) fn check_step(before: &RingState, after: &RingState) -> Held {
     let grown = before.epoch <= after.epoch && before.generation <= after.generation;
@@ -229,12 +230,21 @@ pub(super) fn check_step(before: &RingState, after: &RingState) -> Held {
     };
     let epoch = new.manifest.epoch;
     match &before.published {
-        Some(old) if old.manifest.epoch == epoch => holds("R9", old == new, || format!("epoch {epoch} changed")),
+        Some(old) if old.manifest.epoch == epoch => {
+            let same = (&old.signed, &old.manifest, &old.claims) == (&new.signed, &new.manifest, &new.claims);
+            holds("R9", same, || format!("epoch {epoch} changed"))?;
+            holds("R13", new.closed || !old.closed, || {
+                format!("a lap went round in epoch {epoch}, and then none had")
+            })
+        }
         old => {
             let last = old.as_ref().map_or(0, |old| old.manifest.epoch);
             let proposed = before.proposed.as_ref().map(|proposed| &proposed.proposal.manifest);
             holds("R9", epoch > last && proposed == Some(&new.manifest), || {
                 format!("epoch {epoch} follows {last} and was not proposed")
+            })?;
+            holds("R13", !new.closed, || {
+                format!("epoch {epoch} was published as if a lap had gone round")
             })
         }
     }

@@ -95,8 +95,9 @@ pub(super) fn worth(committed: u64, rate: u64) -> u64 {
 }
 
 impl RingState {
-    /// Takes rank 0's counter for the epoch of `account`, and what waits there. Gives what is earned by it: keep it with
-    /// the account, in one transaction. The same counter again, or a lower one that comes late, earns nothing and is
+    /// Takes rank 0's counter for the epoch of `account`, and what waits there: the first report of an epoch, whatever it
+    /// counts, says that a lap went round in it. Gives what is earned by it: keep it with the account, in one transaction.
+    /// The same counter again, or a lower one that comes late, earns nothing and is
     /// no error: `account.committed` is the answer.
     ///
     /// # Errors
@@ -121,6 +122,7 @@ impl RingState {
         let current = self.published.as_ref().map(|published| published.manifest.epoch);
         if current == Some(report.epoch) {
             self.take_queued(now, Some(report.queued));
+            self.note_closed(report.epoch);
         }
         if current == Some(report.epoch) && report.committed > account.committed {
             self.note_home();

@@ -42,7 +42,8 @@ pub struct InviteRequest {
     pub expires_in_s: u32,
 }
 
-/// `POST /v1/rings/{ring}/positions`, by rank 0: how many positions came home in an epoch.
+/// `POST /v1/rings/{ring}/positions`, by rank 0: how many positions came home in an epoch. It is sent from the moment that
+/// the epoch's first lap went round, which carries no positions; the ring is ready from then on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Positions {

@@ -18,7 +18,8 @@ pub struct RingStatus {
     pub epoch: Option<u64>,
     /// epoch that rank 0 has yet to sign, if one is proposed
     pub proposed: Option<u64>,
-    /// every layer is covered by the processes of the published manifest, and none of them reports a lost link
+    /// every layer is covered by the processes of the published manifest, none of them reports a lost link, and rank 0 has
+    /// reported that a lap went round in that epoch
     pub ready: bool,
     /// layers that nobody serves, neighbours joined; empty when every layer is covered
     pub uncovered: Vec<LayerRange>,

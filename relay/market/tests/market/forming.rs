@@ -35,7 +35,10 @@ async fn a_ring_forms_over_http_and_polls_wake_at_once(world: World) {
         assert_eq!(published, Some(signed.clone()));
     }
     let status = world.owner().status().await.unwrap();
-    assert_eq!((status.epoch, status.proposed, status.ready), (Some(1), None, true));
+    assert_eq!((status.epoch, status.proposed, status.ready), (Some(1), None, false));
+    world.close(1).await;
+    let status = world.owner().status().await.unwrap();
+    assert!(status.ready, "a lap went round");
     assert!(status.claims.iter().all(kvasir_market::types::ClaimStatus::ready));
     assert_eq!(status.uncovered, []);
     world
@@ -88,6 +91,7 @@ async fn f4_the_map_names_uncovered_layers_within_the_lease(world: World) {
     world.open_as(demand).await;
     let claims = world.all_ready().await;
     world.publish(0).await;
+    world.close(1).await;
     // The node in the middle says nothing more; the others go on.
     let silent = LayerRange { start: 2, end: 4 };
     let status = crate::world::eventually("the map marks the silent one", async || {
@@ -112,6 +116,7 @@ async fn f4_the_map_names_uncovered_layers_within_the_lease(world: World) {
         .await
         .unwrap();
     world.publish(1).await;
+    world.close(2).await;
     let status = world.owner().status().await.unwrap();
     assert_eq!((status.epoch, status.ready), (Some(2), true));
 }

@@ -54,7 +54,7 @@ fn a_stage_that_never_comes_to_its_relay_loses_its_claim_and_is_told_why() {
     assert_eq!(choice, None, "its own side doesn't ask either");
 
     market.hold(4, 1, 2);
-    market.publish();
+    market.form();
     assert!(market.status().ready, "with another in its place the ring is up");
 }
 

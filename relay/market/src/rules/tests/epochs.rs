@@ -74,7 +74,7 @@ fn a_lost_link_of_the_current_epoch_brings_the_next_one() {
         2,
         "one loss, one epoch"
     );
-    market.publish();
+    market.form();
     assert!(market.status().ready);
     market.send(2, claim.id, lost).unwrap();
     assert_eq!(market.ring.proposal(0), None, "epoch 1 is over, its losses too");
@@ -344,7 +344,7 @@ fn the_map_names_what_is_uncovered_within_a_lease_and_recovery_needs_no_restart(
     plan.template.model.layers = 30;
     let mut market = Market::new(plan);
     let [first, dead, last] = [(4, 0), (5, 1), (6, 2)].map(|(number, window)| market.hold(number, window, window + 1));
-    market.publish();
+    market.form();
     assert!(market.status().ready);
 
     market.wait(1_000);
@@ -371,7 +371,35 @@ fn the_map_names_what_is_uncovered_within_a_lease_and_recovery_needs_no_restart(
     market.report(7, &extra, ready()).unwrap();
     assert_eq!(market.status().uncovered, layers(&[]));
     assert!(!market.status().ready, "covered, and not formed yet");
-    assert_eq!(market.publish().epoch, 2);
+    assert_eq!(market.form().epoch, 2);
+    assert!(market.status().ready);
+}
+
+#[test]
+fn a_ring_is_ready_once_rank_0_says_that_a_lap_went_round_in_the_published_epoch() {
+    let (mut market, [_, second, ..]) = ring_of_four();
+    let mut lost = market.report_of(2, "first", second.windows, ready());
+    lost.lost_epoch = Some(1);
+    market.send(2, second.id, lost).unwrap();
+    market.publish();
+    assert!(!market.status().ready, "the links of epoch 2 are being made");
+    market.positions(0, 1, 7).unwrap();
+    assert!(!market.status().ready, "what came home in epoch 1 comes late");
+    assert_eq!(reason(market.positions(2, 2, 0)), "NotRank0");
+    assert!(!market.status().ready, "nobody but rank 0 knows");
+    market.positions(0, 2, 0).unwrap();
+    assert!(market.status().ready, "the first lap carries no positions");
+    let json = serde_json::to_string(&market.ring).unwrap();
+    market.ring = serde_json::from_str(&json).unwrap();
+    assert!(market.status().ready, "a market that starts again knows it");
+}
+
+#[test]
+fn a_ring_that_an_older_market_published_stays_ready() {
+    let (mut market, _) = ring_of_four();
+    let mut json = serde_json::to_value(&market.ring).unwrap();
+    json["published"].as_object_mut().unwrap().remove("closed").unwrap();
+    market.ring = serde_json::from_value(json).unwrap();
     assert!(market.status().ready);
 }
 

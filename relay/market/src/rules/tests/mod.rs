@@ -271,6 +271,22 @@ impl Market {
         self.ring.published.as_ref().unwrap().manifest.clone()
     }
 
+    /// Publishes what is proposed, and rank 0 says that a lap went round.
+    fn form(&mut self) -> RankManifest {
+        let manifest = self.publish();
+        self.close();
+        manifest
+    }
+
+    /// Rank 0 says that a lap of the published epoch went round.
+    fn close(&mut self) {
+        let epoch = self.ring.published.as_ref().unwrap().manifest.epoch;
+        let rank0 = self.accounts[&epoch].rank0;
+        let number = (0..NODES).find(|number| node(*number) == rank0).unwrap();
+        let committed = self.accounts[&epoch].committed;
+        self.positions(number, epoch, committed).unwrap();
+    }
+
     fn positions(&mut self, number: usize, epoch: u64, committed: u64) -> Result<Vec<Credit>, RuleError> {
         let mut account = self
             .accounts
@@ -320,6 +336,6 @@ fn reason<T: std::fmt::Debug>(result: Result<T, RuleError>) -> &'static str {
 fn ring_of_four() -> (Market, [Claim; 4]) {
     let mut market = Market::new(demand(4));
     let claims = [(0, 0), (2, 1), (3, 2), (1, 3)].map(|(number, window)| market.hold(number, window, window + 1));
-    market.publish();
+    market.form();
     (market, claims)
 }
