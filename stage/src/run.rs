@@ -1,6 +1,7 @@
 //! `run`: loads a window, holds its claim, and lives through the ring's epochs as one of its ranks.
 
 mod claim;
+mod cover;
 mod legs;
 mod positions;
 mod tickets;
@@ -191,12 +192,15 @@ impl Stage {
                 let proposer = head
                     .is_some()
                     .then(|| AbortOnDrop(tokio::spawn(propose(market.clone(), self.keys.clone(), self.owner))));
+                let cover = head
+                    .clone()
+                    .map(|head| AbortOnDrop(tokio::spawn(cover::watch(market.clone(), head))));
                 let meter = head.clone().map(|head| Meter::start(market.clone(), head));
                 let done = tokio::select! {
                     lived = self.live(&jobs, head.as_ref(), meter.as_ref(), &legs, &shutdown) => lived,
                     () = self.keeper.fenced() => Err(RunError::Fenced),
                 };
-                drop(proposer);
+                drop((proposer, cover));
                 if let Some(head) = &head {
                     if done.is_err() {
                         // Its clients are told; the newer process serves those that come.
@@ -286,9 +290,9 @@ impl Stage {
                         Some((failed, why)) => RingError::EngineFailed {
                             detail: format!("rank {failed}: {why}"),
                         },
-                        None => RingError::StageLost { detail: detail.clone() },
+                        None => RingError::StageLost { detail: lost.public() },
                     };
-                    (detail, told)
+                    (lost.public(), told)
                 }
                 None => {
                     // Another stage gave this epoch up a moment earlier: what this one saw of it counts all the same.
@@ -456,6 +460,14 @@ impl EpochEnd {
         match self {
             EpochEnd::NotFormed(e) => e.reason(),
             EpochEnd::Lost(e) => e.reason(),
+        }
+    }
+
+    /// What clients are told. The causes of a link that didn't come up name addresses, which are not theirs to know.
+    fn public(&self) -> String {
+        match self {
+            EpochEnd::NotFormed(e) => format!("{self}: {e}"),
+            EpochEnd::Lost(_) => chain(self),
         }
     }
 

@@ -207,6 +207,12 @@ impl Circle {
         self.seats[rank].running.take().unwrap().abort();
     }
 
+    /// Ends one stage as a signal would: it gives its claim back.
+    pub async fn leave(&mut self, rank: usize) {
+        self.seats[rank].stop.cancel();
+        self.ended(rank).await.unwrap();
+    }
+
     /// Waits for one stage to end by itself.
     pub async fn ended(&mut self, rank: usize) -> Result<(), RunError> {
         let running = self.seats[rank].running.take().unwrap();
@@ -306,6 +312,20 @@ pub async fn collect(mut stream: tokio::sync::mpsc::Receiver<Event>) -> Result<(
             Event::Failed(error) => return Err(error),
         }
     }
+}
+
+/// Waits until `found` finds something.
+pub async fn eventually<T>(what: &str, found: impl AsyncFn() -> Option<T>) -> T {
+    let look = async {
+        loop {
+            if let Some(found) = found().await {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let found = tokio::time::timeout(LIMIT, look).await;
+    found.unwrap_or_else(|_| panic!("in vain: {what}"))
 }
 
 /// A plain request.

@@ -11,7 +11,7 @@ use kvasir_wire::edge::Timings;
 use kvasir_wire::frame::{Frame, Grammar, Sampling};
 use kvasir_wire::{Limits, codec};
 
-use crate::circle::{Circle, LIMIT, collect, plan, request};
+use crate::circle::{Circle, LIMIT, collect, eventually, plan, request};
 use crate::toy::{Gate, Toy, VOCABULARY, WIDTH, expected};
 
 const LAYERS: u32 = 10;
@@ -167,6 +167,34 @@ async fn a_lost_stage_fails_running_answers_by_name_and_its_successor_brings_the
         assert_eq!(tokens(&got), expected(LAYERS, &prompt, 9));
         ring.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_are_told_which_layers_are_missing_and_the_market_when_a_lap_went_round() {
+    let plan = toy_plan(3);
+    let mut ring = Circle::ready(plan.clone(), toy(&plan)).await;
+    let ready = async |ring: &Circle| {
+        eventually("the market hears of the first lap", async || {
+            ring.status().await.ready.then_some(())
+        })
+        .await;
+    };
+    ready(&ring).await;
+    // Its claim is given back: nobody is waited for.
+    ring.leave(1).await;
+    let layers = plan.ranks[1].layers;
+    let told = format!("the ring is not ready: layers {layers} are not held by any stage");
+    eventually("clients are told of the layers", async || {
+        let refused = ring.head.submit(request(prompt(1, 2), 2)).await.map(drop);
+        refused.is_err_and(|error| error.to_string() == told).then_some(())
+    })
+    .await;
+    assert!(!ring.status().await.ready);
+    ring.replace(1, toy(&plan)(1)).await;
+    ring.wait_ready().await;
+    ready(&ring).await;
+    assert!(ring.head.ready().is_ok());
+    ring.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
