@@ -1,6 +1,6 @@
 //! One log line and one count for every request: method, path, status and time, never a query, a key or a text.
 
-use axum::extract::{ConnectInfo, MatchedPath, Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Api;
-use super::connections::Requests;
 use super::metrics::RequestLabels;
 
 /// What nginx writes when a client leaves before it was answered.
@@ -51,8 +50,6 @@ pub(super) async fn record(State(api): State<Arc<Api>>, request: Request, next: 
         arrived: Instant::now(),
         status: None,
     };
-    let connection = request.extensions().get::<ConnectInfo<Requests>>().cloned();
-    let _under_way = connection.map(|ConnectInfo(requests)| requests.begin());
     let response = next.run(request).await;
     record.status = Some(response.status());
     response

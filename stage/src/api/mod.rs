@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use self::answer::Answer;
-use self::connections::{Connections, Limits, Requests};
+use self::connections::HEAD_WITHIN;
 use self::errors::ApiError;
 use self::fields::BodyWithin;
 use self::generation::{Generation, Order};
@@ -421,8 +421,8 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Serves `router` until `shutdown` begins; then takes no new connection and lets answers in progress end, for `drain` at
 /// most. Those that are left are given up, and their clients told so.
-pub async fn serve(listener: TcpListener, router: Router, shutdown: Shutdown, drain: Duration) -> std::io::Result<()> {
-    serve_within(listener, router, shutdown, drain, Limits::default()).await
+pub async fn serve(listener: TcpListener, router: Router, shutdown: Shutdown, drain: Duration) {
+    serve_within(listener, router, shutdown, drain, HEAD_WITHIN).await;
 }
 
 async fn serve_within(
@@ -430,11 +430,8 @@ async fn serve_within(
     router: Router,
     shutdown: Shutdown,
     drain: Duration,
-    limits: Limits,
-) -> std::io::Result<()> {
-    let connections = Connections::new(listener, limits);
-    let service = router.into_make_service_with_connect_info::<Requests>();
-    let serving = axum::serve(connections, service).with_graceful_shutdown(shutdown.begun.clone().cancelled_owned());
+    head_within: Duration,
+) {
     let ended_late = async {
         shutdown.begun.cancelled().await;
         tokio::time::sleep(drain).await;
@@ -442,10 +439,7 @@ async fn serve_within(
         tokio::time::sleep(FAREWELL).await;
     };
     tokio::select! {
-        ended = serving => ended,
-        () = ended_late => {
-            tracing::warn!("clients did not take the end of their answers in time");
-            Ok(())
-        }
+        () = connections::serve(listener, router, head_within, shutdown.begun.clone()) => {}
+        () = ended_late => tracing::warn!("clients did not take the end of their answers in time"),
     }
 }

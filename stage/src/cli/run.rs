@@ -221,14 +221,10 @@ fn registry(plan: &RankManifest) -> Registry {
 }
 
 /// Ends the stage once its API, if it has one, has ended; without one at the signal.
-async fn see_off(
-    api: Option<JoinHandle<std::io::Result<()>>>,
-    signalled: CancellationToken,
-    shutdown: CancellationToken,
-) {
+async fn see_off(api: Option<JoinHandle<()>>, signalled: CancellationToken, shutdown: CancellationToken) {
     match api {
         Some(api) => {
-            if let Ok(Err(error)) = api.await {
+            if let Err(error) = api.await {
                 tracing::error!(%error, "the API ended");
             }
         }

@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::connections::Limits;
+use super::connections::HEAD_WITHIN;
 use super::fake::{Bytes, Script, Scripted};
 use super::{ApiConfig, Shutdown, router, serve_within};
 
@@ -28,7 +28,7 @@ struct Server {
     ring: Arc<Scripted>,
     client: Client,
     stop: CancellationToken,
-    serving: JoinHandle<std::io::Result<()>>,
+    serving: JoinHandle<()>,
 }
 
 /// What a test may change of a server before it starts.
@@ -38,7 +38,7 @@ struct Setup {
     tokenizer: Bytes,
     /// time for answers in progress once it is to end
     drain: Duration,
-    limits: Limits,
+    head_within: Duration,
 }
 
 impl Setup {
@@ -48,7 +48,7 @@ impl Setup {
             ring: Scripted::new(script),
             tokenizer: Bytes::default(),
             drain: DEADLINE,
-            limits: Limits::default(),
+            head_within: HEAD_WITHIN,
         }
     }
 
@@ -64,7 +64,7 @@ impl Setup {
         let shutdown = Shutdown::on(stop.clone());
         self.config.shutdown = shutdown.clone();
         let router = router(ring.clone(), Arc::new(self.tokenizer), self.config);
-        let serving = tokio::spawn(serve_within(listener, router, shutdown, self.drain, self.limits));
+        let serving = tokio::spawn(serve_within(listener, router, shutdown, self.drain, self.head_within));
         Server {
             url,
             ring,

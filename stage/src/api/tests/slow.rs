@@ -65,7 +65,7 @@ async fn d6_a_body_that_comes_too_slowly_is_refused_by_name() {
 #[tokio::test]
 async fn d6_a_head_that_comes_too_slowly_is_refused_by_name() {
     let mut setup = Setup::new(say("x"));
-    setup.limits.head = SHORT;
+    setup.head_within = SHORT;
     let server = setup.start().await;
     assert_timeout(&answered(&server, &format!("{HEAD}x-slow: ")).await);
     // nor does a request that was answered buy a slow one
@@ -82,7 +82,7 @@ async fn d6_a_head_that_comes_too_slowly_is_refused_by_name() {
 #[tokio::test]
 async fn d6_whoever_says_nothing_is_let_go() {
     let mut setup = Setup::new(say("x"));
-    setup.limits.head = SHORT;
+    setup.head_within = SHORT;
     let server = setup.start().await;
     let mut connection = TcpStream::connect(server.url.strip_prefix("http://").unwrap())
         .await
@@ -94,18 +94,14 @@ async fn d6_whoever_says_nothing_is_let_go() {
 
 #[tokio::test]
 async fn d6_answers_take_longer_than_requests_may() {
-    let limits = Limits {
-        head: SHORT,
-        idle: SHORT,
-    };
     // a prompt that takes its time
     let mut setup = Setup::new(Script::Slow(SHORT * 5, b"at last".to_vec()));
-    (setup.limits, setup.config.body_within) = (limits, SHORT);
+    (setup.head_within, setup.config.body_within) = (SHORT, SHORT);
     let server = setup.start().await;
     assert_eq!(server.chat(json!({})).await.0, 200);
     // a stream whose pauses are filled with comments
     let mut setup = Setup::new(Script::Stall(b"begun".to_vec()));
-    (setup.limits, setup.config.body_within) = (limits, SHORT);
+    (setup.head_within, setup.config.body_within) = (SHORT, SHORT);
     setup.config.keep_alive = SHORT / 4;
     let server = setup.start().await;
     let response = server
