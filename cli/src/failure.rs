@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
-use crate::supervise::Exit;
+use crate::{join::NotKnown, supervise::Exit};
 
-/// Exit code of a wrong command line or Ring.
+/// Exit code of a wrong command line, Ring or invite.
 pub const USAGE: u8 = 2;
 /// Exit code when a stage of a running ring was lost.
 pub const STAGE_LOST: u8 = 3;
@@ -13,8 +13,8 @@ pub const INTERRUPTED: u8 = 130;
 
 /// The exit codes, for `--help`.
 pub const EXIT_CODES: &str = "\
-Exit codes: 0 done, 1 failed, 2 the command line or the Ring is wrong, 3 a stage was lost, 130 interrupted. `up` also
-ends with 0 when Ctrl-C, SIGTERM or SIGHUP ends a ring that was up; before that they interrupt it";
+Exit codes: 0 done, 1 failed, 2 the command line, the Ring or the invite is wrong, 3 a stage was lost, 130
+interrupted. `up` also ends with 0 when Ctrl-C, SIGTERM or SIGHUP ends a ring that was up; before that they interrupt it";
 
 /// The command line or the Ring asks for what can't be.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +71,7 @@ fn is_usage(error: &anyhow::Error) -> bool {
     };
     error.is::<kvasir_api::Error>()
         || error.is::<Usage>()
+        || error.is::<NotKnown>()
         || error.downcast_ref().is_some_and(of_plan)
         || error.downcast_ref().is_some_and(of_cut)
 }

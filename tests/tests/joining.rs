@@ -1,4 +1,5 @@
-//! A device that joins hands its windows back: at Ctrl-C by itself, and when it was killed by `--leave`.
+//! A device that joins hands its windows back: at Ctrl-C by itself, and when it was killed by `--leave`. A relay that has
+//! forgotten it is told of, and joined again where the invite is still good.
 #![allow(clippy::unwrap_used, reason = "tests end at the first surprise")]
 
 use std::fs;
@@ -21,13 +22,80 @@ const FORMS: Duration = Duration::from_secs(90);
 /// For a window to be open again: less than a lease, so that it was handed back.
 const BACK: Duration = Duration::from_secs(8);
 
+/// For a device to notice that its relay has forgotten it, and to give its windows up when nothing helps.
+const NOTICES: Duration = Duration::from_secs(120);
+
 struct Site {
     folder: TempDir,
+    nginx: Nginx,
     url: String,
     api: SocketAddr,
 }
 
 impl Site {
+    fn new() -> Site {
+        Site {
+            folder: tempfile::tempdir().unwrap(),
+            nginx: Nginx::serve(models::gemma3().parent().unwrap()),
+            url: format!("http://127.0.0.1:{}", free_port()),
+            api: SocketAddr::from(([127, 0, 0, 1], free_port())),
+        }
+    }
+
+    fn start_relay(&self) -> Background {
+        let ready = self.path("relay.ready");
+        let _ = fs::remove_file(&ready);
+        let mut relay = Command::new(program("kvasir-relay"));
+        relay
+            .args([
+                "--public-url",
+                &self.url,
+                "--listen",
+                self.url.trim_start_matches("http://"),
+            ])
+            .arg("--database")
+            .arg(self.path("relay.sqlite"))
+            .arg("--ready-file")
+            .arg(&ready);
+        let relay = Background::start(&mut relay, &self.path("relay.log"));
+        wait_until("the relay listens", FORMS, || ready.exists());
+        relay
+    }
+
+    /// The Ring whose middle window is left to devices, run by `kvasir up`.
+    fn start_up(&self) -> (Value, Background) {
+        let file = models::gemma3().file_name().unwrap().to_str().unwrap().to_owned();
+        let mut ring = example("gemma-3-270m.yaml", http_source(&self.nginx.url(&file)));
+        ring["spec"]["windows"][1]["open"] = json!(true);
+        ring["spec"]["market"] = json!({ "maxLayers": 6 });
+        ring["spec"]["relay"] = json!({ "url": self.url });
+        fs::write(self.path("ring.yaml"), serde_yaml::to_string(&ring).unwrap()).unwrap();
+        let mut up = Site::kvasir(&["up", "--port", &self.api.port().to_string(), "--dir"]);
+        let up = Background::start(
+            up.arg(self.path("up")).arg(self.path("ring.yaml")),
+            &self.path("up.log"),
+        );
+        wait_until("the ring is offered", FORMS, || {
+            self.log("up.log").contains("rank 0: window is loaded")
+        });
+        (ring, up)
+    }
+
+    fn log(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    fn invite(&self) -> String {
+        self.told("invite")["link"].as_str().unwrap().to_owned()
+    }
+
+    /// Status and body of a short completion.
+    fn completion(&self) -> Option<(u16, Value)> {
+        let prompt = json!({ "prompt": "The old ring", "max_tokens": 4 });
+        let answer = Client::new(self.api).send("POST", "/v1/completions", Some(&prompt));
+        answer.ok().map(|answer| (answer.status, answer.json()))
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -72,37 +140,9 @@ impl Site {
 
 #[test]
 fn windows_are_handed_back_by_ctrl_c_and_by_leave() {
-    let nginx = Nginx::serve(models::gemma3().parent().unwrap());
-    let (relay_port, api_port) = (free_port(), free_port());
-    let site = Site {
-        folder: tempfile::tempdir().unwrap(),
-        url: format!("http://127.0.0.1:{relay_port}"),
-        api: SocketAddr::from(([127, 0, 0, 1], api_port)),
-    };
-    let mut relay = Command::new(program("kvasir-relay"));
-    relay
-        .args(["--database", ":memory:", "--public-url", &site.url, "--listen"])
-        .arg(format!("127.0.0.1:{relay_port}"))
-        .arg("--ready-file")
-        .arg(site.path("relay.ready"));
-    let _relay = Background::start(&mut relay, &site.path("relay.log"));
-    wait_until("the relay listens", FORMS, || site.path("relay.ready").exists());
-
-    let file = models::gemma3().file_name().unwrap().to_str().unwrap().to_owned();
-    let mut ring = example("gemma-3-270m.yaml", http_source(&nginx.url(&file)));
-    ring["spec"]["windows"][1]["open"] = json!(true);
-    ring["spec"]["market"] = json!({ "maxLayers": 6 });
-    ring["spec"]["relay"] = json!({ "url": site.url });
-    fs::write(site.path("ring.yaml"), serde_yaml::to_string(&ring).unwrap()).unwrap();
-    let mut up = Site::kvasir(&["up", "--port", &api_port.to_string(), "--dir"]);
-    let _up = Background::start(
-        up.arg(site.path("up")).arg(site.path("ring.yaml")),
-        &site.path("up.log"),
-    );
-    let log = |name: &str| fs::read_to_string(site.path(name)).unwrap_or_default();
-    wait_until("the ring is offered", FORMS, || {
-        log("up.log").contains("rank 0: window is loaded")
-    });
+    let site = Site::new();
+    let _relay = site.start_relay();
+    let (ring, _up) = site.start_up();
 
     let mut nowhere = ring.clone();
     nowhere["spec"].as_object_mut().unwrap().remove("relay");
@@ -125,14 +165,18 @@ fn windows_are_handed_back_by_ctrl_c_and_by_leave() {
         .unwrap();
     assert!(!stranger.status.success(), "a device without an invite is told so");
 
-    let link = site.told("invite")["link"].as_str().unwrap().to_owned();
-    let mut device = site.join(&link);
+    wait_until("clients are told which layers are missing", FORMS, || {
+        let (status, body) = site.completion().unwrap_or_default();
+        let message = "the ring is not ready: layers 6..12 are not held by any stage";
+        status == 503 && body["error"]["message"] == message
+    });
+    let mut device = site.join(&site.invite());
     site.wait_ready("the ring is ready");
     assert_eq!(site.middle(), "ready");
 
     assert!(process::signal(device.id(), Signal::INT));
     let status = wait_for("join ends", Duration::from_secs(20), || device.ended());
-    assert!(status.success(), "{}", log("join.log"));
+    assert!(status.success(), "{}", site.log("join.log"));
     wait_until("the window is open at once", BACK, || site.middle() == "open");
 
     // It is a member now: the address alone will do.
@@ -151,4 +195,61 @@ fn windows_are_handed_back_by_ctrl_c_and_by_leave() {
         "{told}"
     );
     wait_until("the window is open at once", BACK, || site.middle() == "open");
+}
+
+#[test]
+fn a_device_that_its_relay_forgot_enrols_again_by_its_invite_or_says_what_to_do() {
+    let site = Site::new();
+    let mut relay = site.start_relay();
+    let (_, _up) = site.start_up();
+    let invited = Site::kvasir(&["invite", "--uses", "2", "-o", "json", "--dir"])
+        .arg(site.path("up"))
+        .arg(site.path("ring.yaml"))
+        .output()
+        .unwrap();
+    let invited: Value = serde_json::from_slice(&invited.stdout).unwrap();
+    let mut device = site.join(invited["link"].as_str().unwrap());
+    site.wait_ready("the ring is ready");
+
+    // Its invite is good for one more.
+    relay.kill();
+    let forget = "import sqlite3, sys\nmarket = sqlite3.connect(sys.argv[1])\n\
+                  market.execute('DELETE FROM members WHERE reserved = 0')\nmarket.commit()\n";
+    let forgotten = Command::new("python3")
+        .args(["-c", forget])
+        .arg(site.path("relay.sqlite"))
+        .status();
+    assert!(forgotten.unwrap().success());
+    relay = site.start_relay();
+    wait_until("it says that it enrolled again", NOTICES, || {
+        site.log("join.log").contains("has enrolled again with its invite")
+    });
+    wait_until("the ring serves again", FORMS, || {
+        let ready = site.told("status")["status"]["ready"] == true;
+        ready && site.completion().is_some_and(|(status, _)| status == 200)
+    });
+    assert_eq!(device.ended(), None);
+
+    // The whole market is gone, and every invite with it.
+    relay.kill();
+    for entry in fs::read_dir(site.folder.path()).unwrap().flatten() {
+        if entry.file_name().to_string_lossy().starts_with("relay.sqlite") {
+            fs::remove_file(entry.path()).unwrap();
+        }
+    }
+    let _relay = site.start_relay();
+    wait_until("the ring is offered again", FORMS, || {
+        site.log("up.log").contains("is offered there again")
+    });
+    wait_until("it says what to do", NOTICES, || {
+        let told = site.log("join.log");
+        told.contains("doesn't know this device") && told.contains("`kvasir invite` prints it")
+    });
+    let status = wait_for("it ends when its windows are lost", NOTICES, || device.ended());
+    assert_eq!(status.code(), Some(2), "{}", site.log("join.log"));
+
+    let _device = site.join(&site.invite());
+    wait_until("the ring serves with the new invite", FORMS, || {
+        site.completion().is_some_and(|(status, _)| status == 200)
+    });
 }

@@ -6,6 +6,7 @@
 
 mod device;
 mod link;
+mod membership;
 mod own;
 mod self_test;
 
@@ -32,8 +33,10 @@ use kvasir_wire::trust::{NodeKeys, PublicKey};
 use secrecy::SecretString;
 
 pub(crate) use link::Link;
+pub(crate) use membership::NotKnown;
 pub(crate) use own::Own;
 
+use self::membership::{Membership, is_unknown};
 use crate::{
     failure::Interrupted,
     local::{Folder, Telling},
@@ -138,12 +141,23 @@ impl Join {
         memory: u64,
         children: &mut Children,
     ) -> anyhow::Result<()> {
-        self.enrol(link, market, memory).await?;
+        let enrolment = Enrolment {
+            name: self.name.clone(),
+            memory,
+            ..kvasir_stage::run::enrolment()
+        };
+        let member = Membership::new(market, self.token(link), enrolment);
+        member.begin().await?;
         let mut backoff = Backoff::default();
         let mut told = String::new();
         loop {
             let offers = match market.offers().await {
                 Ok(offers) => offers,
+                Err(error) if is_unknown(&error) => {
+                    member.again(error).await?;
+                    tokio::time::sleep(backoff.pause()).await;
+                    continue;
+                }
                 Err(error) if worth_another_try(&error) => {
                     tell(&mut told, format!("no word from the market, trying again: {error}"));
                     tokio::time::sleep(backoff.pause()).await;
@@ -184,7 +198,9 @@ impl Join {
                     choice.ring, choice.windows, offer.model.name, choice.rate
                 ),
             );
-            let served = self.stage(folder, market, offer, &choice, node, children).await?;
+            let served = self
+                .stage(folder, market, &member, offer, &choice, node, children)
+                .await?;
             told.clear();
             if self.once {
                 return Ok(());
@@ -197,44 +213,19 @@ impl Join {
         }
     }
 
-    /// Enrols with the invite, as often as it takes to reach the market. Without one this device is a member already.
-    async fn enrol(&self, link: &Link, market: &MarketClient, memory: u64) -> anyhow::Result<()> {
-        let token = self
-            .token
-            .clone()
-            .filter(|token| !token.is_empty())
-            .map(SecretString::from);
-        let Some(token) = token.or_else(|| link.token.clone()) else {
-            return Ok(());
-        };
-        let enrolment = Enrolment {
-            name: self.name.clone(),
-            memory,
-            ..kvasir_stage::run::enrolment()
-        };
-        let mut backoff = Backoff::default();
-        let mut told = String::new();
-        loop {
-            match market.enrol(&token, &enrolment).await {
-                Ok(_) => return Ok(()),
-                Err(error) if error.retryable() => {
-                    tell(&mut told, format!("the market was not reached, trying again: {error}"));
-                    tokio::time::sleep(backoff.pause()).await;
-                }
-                // A device that is enrolled may come again with its old, spent invite.
-                Err(error) => match market.offers().await {
-                    Ok(_) => return Ok(()),
-                    Err(_) => return Err(error.into()),
-                },
-            }
-        }
+    /// The invite's token, of the command line or of the link.
+    fn token(&self, link: &Link) -> Option<SecretString> {
+        let given = self.token.clone().filter(|token| !token.is_empty());
+        given.map(SecretString::from).or_else(|| link.token.clone())
     }
 
     /// Claims, fetches and serves one run of windows in a child process; whether it got as far as serving.
+    #[allow(clippy::too_many_arguments, reason = "all of what a stage is started from")]
     async fn stage(
         &self,
         folder: &Folder,
         market: &MarketClient,
+        member: &Membership<'_>,
         offer: &Offer,
         choice: &Choice,
         node: PublicKey,
@@ -275,14 +266,28 @@ impl Join {
                 }
             }
         })?;
-        let mut earned = None;
+        let (mut earned, mut told) = (None, String::new());
         let exit = loop {
             tokio::select! {
                 exit = children.next_exit() => break exit,
-                () = tokio::time::sleep(EARNED_EVERY) => show_earned(market, node, &mut earned).await,
+                () = tokio::time::sleep(EARNED_EVERY) => {}
+            }
+            match show_earned(market, node, &mut earned).await {
+                Err(error) if is_unknown(&error) => match member.again(error).await {
+                    Ok(()) => told.clear(),
+                    Err(error) if error.is::<NotKnown>() => {
+                        // Its stage may still carry a ring that stands, for a while.
+                        tell(
+                            &mut told,
+                            format!("{error}; this one goes on until its windows are lost"),
+                        );
+                    }
+                    Err(_) => {}
+                },
+                _ => {}
             }
         };
-        show_earned(market, node, &mut earned).await;
+        let _ = show_earned(market, node, &mut earned).await;
         match exit {
             Some(exit) if !exit.success() => {
                 eprintln!("{exit}");
@@ -317,12 +322,12 @@ async fn leave(market: &MarketClient, node: PublicKey) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn show_earned(market: &MarketClient, node: PublicKey, shown: &mut Option<u64>) {
-    if let Ok(ledger) = market.ledger().await
-        && shown.replace(ledger.earned) != Some(ledger.earned)
-    {
+async fn show_earned(market: &MarketClient, node: PublicKey, shown: &mut Option<u64>) -> Result<(), ClientError> {
+    let ledger = market.ledger().await?;
+    if shown.replace(ledger.earned) != Some(ledger.earned) {
         eprintln!("{} has earned {} µcredits", short(node), ledger.earned);
     }
+    Ok(())
 }
 
 /// Says a line once, not again and again.

@@ -23,6 +23,7 @@ pub(crate) struct RingMarket {
     /// its address
     pub(crate) url: String,
     ring: RingClient,
+    demand: Demand,
 }
 
 impl RingMarket {
@@ -81,7 +82,15 @@ impl RingMarket {
             owner: owner.public(),
             url: url.to_owned(),
             ring,
+            demand,
         })
+    }
+
+    /// Offers the ring anew on a market that lost it, which goes on after the last epoch that its stages know.
+    pub(crate) async fn offer_again(&self, epoch: u64) -> Result<(), ClientError> {
+        let mut demand = self.demand.clone();
+        demand.template.epoch = epoch;
+        self.ring.demand(&demand).await
     }
 
     /// The ring as its market sees it.

@@ -33,7 +33,7 @@ pub struct Wanted {
     pub layers: LayerRange,
     /// identity of the model, text form
     pub identity: String,
-    /// what to enrol with before the first claim; none when the node is enrolled
+    /// what to enrol with before the first claim, and when the market has forgotten the node; none when it is enrolled
     pub invite: Option<SecretString>,
 }
 
@@ -173,7 +173,7 @@ impl Drop for Keeper {
 }
 
 async fn keep(
-    mut wanted: Wanted,
+    wanted: Wanted,
     mut claim: Option<Claim>,
     mut reports: watch::Receiver<StageReport>,
     standing: watch::Sender<Standing>,
@@ -183,10 +183,11 @@ async fn keep(
         instance: wanted.holder.instance.clone(),
     };
     let mut backoff = Backoff::default();
+    let mut enrolled = false;
     loop {
         let granted = match claim.take() {
             Some(claim) => Ok(claim),
-            None => claim_enrolled(&mut wanted, &request).await,
+            None => claim_enrolled(&wanted, &mut enrolled, &request).await,
         };
         let lost = match granted {
             Ok(claim) => {
@@ -202,6 +203,8 @@ async fn keep(
             standing.send_replace(Standing::Fenced);
             return;
         }
+        // A market that lost its database has forgotten the node, too.
+        enrolled &= lost.reason() != "NotEnrolled";
         let text = chain(&lost);
         // A market that can't be reached yet is nothing to shout about.
         if lost.retryable() {
@@ -233,10 +236,10 @@ fn windows_of(layers: LayerRange, windows: &[OfferedWindow]) -> Option<Run> {
     })
 }
 
-async fn claim_enrolled(wanted: &mut Wanted, request: &ClaimRequest) -> Result<Claim, ClientError> {
-    if let Some(invite) = &wanted.invite {
+async fn claim_enrolled(wanted: &Wanted, enrolled: &mut bool, request: &ClaimRequest) -> Result<Claim, ClientError> {
+    if let Some(invite) = wanted.invite.as_ref().filter(|_| !*enrolled) {
         wanted.market.market().enrol(invite, &enrolment()).await?;
-        wanted.invite = None;
+        *enrolled = true;
     }
     wanted.market.claim(request).await
 }
@@ -268,7 +271,7 @@ async fn renew(market: &RingClient, claim: &Claim, reports: &mut watch::Receiver
     }
 }
 
-/// Whether the market knows the claim no more.
+/// Whether the market knows the claim no more, or not even the node.
 fn is_over(error: &ClientError) -> bool {
     [
         "Fenced",
@@ -277,6 +280,7 @@ fn is_over(error: &ClientError) -> bool {
         "Absent",
         "UnknownClaim",
         "UnknownRing",
+        "NotEnrolled",
         "ForeignClaim",
     ]
     .contains(&error.reason())
