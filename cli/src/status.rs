@@ -53,8 +53,23 @@ impl Status {
         let ring = ring.read()?;
         let name = ring.metadata.name.clone().unwrap_or_default();
         let url = ring.spec.relay.as_ref().and_then(|relay| relay.url.clone());
-        let url = url.ok_or_else(|| Usage("the Ring names no relay, which would know: set relay.url".to_owned()))?;
-        let owner = Arc::new(Folder::owner_of(self.dir.or_else(|| folder("KVASIR_UP_DIR")), &name)?);
+        let namespace = ring.metadata.namespace.as_deref();
+        let url = url.ok_or_else(|| {
+            Usage(format!(
+                "the Ring names no relay, which would know: set relay.url\n{}",
+                in_a_cluster(&name, namespace)
+            ))
+        })?;
+        let dir = self.dir.or_else(|| folder("KVASIR_UP_DIR"));
+        let Some(owner) = Folder::known_owner(dir.as_ref(), &name)? else {
+            let folder = dir.map_or_else(String::new, |dir| format!(" in {}", dir.display()));
+            return Err(Usage(format!(
+                "this machine never ran the Ring {name}{folder}: `kvasir up` would, or --dir names the folder where it did\n{}",
+                in_a_cluster(&name, namespace)
+            ))
+            .into());
+        };
+        let owner = Arc::new(owner);
         let market = MarketClient::new(&url, owner)?;
         let mut ledger = market.ledger().await?;
         ledger.rows.retain(|row| row.ring == name);
@@ -72,6 +87,15 @@ impl Status {
     }
 }
 
+/// Where a Ring is looked up that a cluster serves: its owner's key, which the relay asks for, is a Secret there.
+fn in_a_cluster(name: &str, namespace: Option<&str>) -> String {
+    let namespace = namespace.map_or_else(String::new, |namespace| format!(" --namespace {namespace}"));
+    format!(
+        "if a cluster serves it, its status is there: `kubectl get ring {name}{namespace} -o wide`, and with reasons \
+         `kubectl describe ring {name}{namespace}`"
+    )
+}
+
 /// A folder that the environment names.
 fn folder(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable)
@@ -83,9 +107,16 @@ fn summary(status: &RingStatus) -> String {
     let epoch = status
         .epoch
         .map_or_else(|| "no epoch yet".to_owned(), |epoch| format!("epoch {epoch}"));
+    if status.ready {
+        return format!("{epoch}, ready");
+    }
     if status.uncovered.is_empty() {
-        let state = if status.ready { "ready" } else { "covered, not ready" };
-        return format!("{epoch}, {state}");
+        let state = match (&status.waiting, status.proposed) {
+            (Some(waiting), _) => waiting.clone(),
+            (None, Some(next)) => format!("epoch {next} is to be signed by rank 0"),
+            (None, None) => "the links are being made".to_owned(),
+        };
+        return format!("{epoch}, every layer is held: {state}");
     }
     let layers: Vec<String> = status.uncovered.iter().map(ToString::to_string).collect();
     format!("{epoch}, nobody serves layers {}", layers.join(", "))
@@ -152,4 +183,46 @@ fn earned(report: &Report) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_plan::LayerRange;
+    use kvasir_wire::trust::PublicKey;
+
+    use super::*;
+
+    #[test]
+    fn the_summary_says_what_a_ring_that_is_not_ready_waits_for() {
+        let ring = |ready, uncovered: &[(u32, u32)], proposed, waiting: Option<&str>| RingStatus {
+            ring: "tea".to_owned(),
+            owner: PublicKey([1; 32]),
+            epoch: Some(4),
+            proposed,
+            ready,
+            uncovered: uncovered
+                .iter()
+                .map(|(start, end)| LayerRange {
+                    start: *start,
+                    end: *end,
+                })
+                .collect(),
+            waiting: waiting.map(str::to_owned),
+            windows: Vec::new(),
+            claims: Vec::new(),
+        };
+        assert_eq!(summary(&ring(true, &[], None, None)), "epoch 4, ready");
+        assert_eq!(
+            summary(&ring(false, &[(2, 4), (6, 8)], None, None)),
+            "epoch 4, nobody serves layers 2..4, 6..8"
+        );
+        for (proposed, waiting, told) in [
+            (None, None, "the links are being made"),
+            (Some(5), None, "epoch 5 is to be signed by rank 0"),
+            (None, Some("no relay is there"), "no relay is there"),
+        ] {
+            let held = format!("epoch 4, every layer is held: {told}");
+            assert_eq!(summary(&ring(false, &[], proposed, waiting)), held);
+        }
+    }
 }

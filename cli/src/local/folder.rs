@@ -46,15 +46,25 @@ impl Folder {
         }
     }
 
-    /// The owner's key in the folder of a ring that runs or has run, which may be in use.
-    pub(crate) fn owner_of(path: Option<PathBuf>, ring: &str) -> anyhow::Result<OwnerKey> {
-        let path = path.map_or_else(|| Ok(cache()?.join("up").join(ring)), Ok::<_, anyhow::Error>)?;
-        OwnerKey::load(&path.join("owner.key")).with_context(|| {
-            format!(
-                "{} holds no owner's key: run the ring once with `kvasir up`, or name its folder with --dir",
-                path.display()
-            )
-        })
+    /// The owner's key in the folder of a ring that runs or has run, which may be in use; none when it never ran.
+    pub(crate) fn known_owner(path: Option<&PathBuf>, ring: &str) -> anyhow::Result<Option<OwnerKey>> {
+        let path = path.map_or_else(
+            || Ok(cache()?.join("up").join(ring)),
+            |path| Ok::<_, anyhow::Error>(path.clone()),
+        )?;
+        let path = path.join("owner.key");
+        if !path.exists() {
+            return Ok(None);
+        }
+        Ok(Some(OwnerKey::load(&path)?))
+    }
+
+    /// The same, made when there is none yet.
+    pub(crate) fn owner_to_be(path: Option<&PathBuf>, ring: &str) -> anyhow::Result<OwnerKey> {
+        match Folder::known_owner(path, ring)? {
+            Some(owner) => Ok(owner),
+            None => Folder::open(path.cloned(), "up", ring)?.owner_key(),
+        }
     }
 
     /// The key of this device in the folder of `kvasir join` for a relay's host, which may be in use.

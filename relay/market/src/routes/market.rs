@@ -129,7 +129,9 @@ impl Market {
 
     pub(super) async fn admit_owner(&self, call: &Signed, ring: &str) -> Result<(), Refused> {
         match &self.admission {
-            Admission::Owners(owners) if !owners.contains(&call.key()) => Err(Refused::OwnerNotAdmitted),
+            Admission::Owners(owners) if !owners.contains(&call.key()) => {
+                Err(Refused::OwnerNotAdmitted { owner: call.key() })
+            }
             _ => self.admit(call, Need::OwnerToBe(ring)).await,
         }
     }

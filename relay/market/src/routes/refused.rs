@@ -7,6 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use kvasir_process::chain;
+use kvasir_wire::trust::PublicKey;
 
 use super::limit::Limited;
 use crate::{
@@ -25,8 +26,11 @@ pub(super) enum Refused {
     Unread(BytesRejection),
     #[error("{0}")]
     Body(String),
-    #[error("this market takes rings of owners that it knows: ask whoever runs it to add your key")]
-    OwnerNotAdmitted,
+    #[error(
+        "this market takes rings of owners that it knows: ask whoever runs it to add this ring's owner, by \
+         `kvasir-relay --owner {owner}`"
+    )]
+    OwnerNotAdmitted { owner: PublicKey },
     #[error(transparent)]
     Limited(#[from] Limited),
     #[error("the market has no random bytes for a token")]
@@ -52,7 +56,7 @@ impl Refused {
         match self {
             Refused::Store(error) => error.reason(),
             Refused::Unread(_) | Refused::Body(_) => "BadRequest",
-            Refused::OwnerNotAdmitted => "OwnerNotAdmitted",
+            Refused::OwnerNotAdmitted { .. } => "OwnerNotAdmitted",
             Refused::Limited(limited) => limited.reason(),
             Refused::NoRandomness => "NoRandomness",
             Refused::Interrupted => "Interrupted",
@@ -63,7 +67,7 @@ impl Refused {
         match self {
             Refused::Unread(rejection) => rejection.status(),
             Refused::Body(_) => StatusCode::BAD_REQUEST,
-            Refused::OwnerNotAdmitted => StatusCode::FORBIDDEN,
+            Refused::OwnerNotAdmitted { .. } => StatusCode::FORBIDDEN,
             Refused::Limited(_) => StatusCode::TOO_MANY_REQUESTS,
             Refused::NoRandomness | Refused::Interrupted => StatusCode::INTERNAL_SERVER_ERROR,
             Refused::Store(error) => match error {

@@ -209,10 +209,13 @@ async fn a_market_may_know_its_owners() {
         .await
         .unwrap();
     let (url, _) = serve(router(market)).await;
+    let stranger = other.public();
     let client = MarketClient::new(&url, Arc::new(other)).unwrap().ring(RING);
     let world = World::new(crate::world::Kind::Sqlite).await;
     let refusal = client.demand(&world.demand()).await.unwrap_err();
     assert_eq!(refusal.reason(), "OwnerNotAdmitted");
+    let told = refusal.to_string();
+    assert!(told.contains(&format!("`kvasir-relay --owner {stranger}`")), "{told}");
     let client = MarketClient::new(&url, Arc::new(known)).unwrap().ring(RING);
     let refusal = client.demand(&world.demand()).await.unwrap_err();
     assert_eq!(refusal.reason(), "BadDelegation", "it gets as far as the rules");
