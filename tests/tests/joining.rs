@@ -209,7 +209,9 @@ fn a_device_that_its_relay_forgot_enrols_again_by_its_invite_or_says_what_to_do(
         .unwrap();
     let invited: Value = serde_json::from_slice(&invited.stdout).unwrap();
     let mut device = site.join(invited["link"].as_str().unwrap());
-    site.wait_ready("the ring is ready");
+    wait_until("the ring is up, and `kvasir up` knows it", FORMS, || {
+        site.log("up.log").contains("endpoint: ")
+    });
 
     // Its invite is good for one more.
     relay.kill();

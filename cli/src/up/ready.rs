@@ -36,7 +36,12 @@ pub(super) async fn wait(market: &RingMarket, ranks: usize, api: SocketAddr) -> 
     let mut told = Told::default();
     loop {
         look.tick().await;
-        let status = market.status().await.context("the market lost the ring")?;
+        let status = match market.status().await {
+            Ok(status) => status,
+            // A relay that starts again is back in a while, with all that it was told.
+            Err(error) if error.retryable() => continue,
+            Err(error) => return Err(error).context("the market lost the ring"),
+        };
         told.tell(&status, ranks);
         let states = (0..ranks)
             .map(|rank| claim_of(&status, rank).and_then(|claim| claim.report.as_ref()))
