@@ -144,7 +144,7 @@ fn windows_are_handed_back_by_ctrl_c_and_by_leave() {
     let _relay = site.start_relay();
     let (ring, _up) = site.start_up();
 
-    let mut nowhere = ring.clone();
+    let mut nowhere = ring;
     nowhere["spec"].as_object_mut().unwrap().remove("relay");
     fs::write(site.path("nowhere.yaml"), serde_yaml::to_string(&nowhere).unwrap()).unwrap();
     let mut up = Site::kvasir(&["up", "--port", "0", "--dir"]);
