@@ -246,6 +246,7 @@ impl Stage {
                 },
             };
             epoch = manifest.epoch;
+            self.keeper.knows(epoch);
             let rank = match self.fits(&manifest) {
                 Ok(rank) => rank,
                 Err(detail) => {

@@ -86,11 +86,9 @@ impl RingMarket {
         })
     }
 
-    /// Offers the ring anew on a market that lost it, which goes on after the last epoch that its stages know.
-    pub(crate) async fn offer_again(&self, epoch: u64) -> Result<(), ClientError> {
-        let mut demand = self.demand.clone();
-        demand.template.epoch = epoch;
-        self.ring.demand(&demand).await
+    /// Offers the ring anew on a market that lost it.
+    pub(crate) async fn offer_again(&self) -> Result<(), ClientError> {
+        self.ring.demand(&self.demand).await
     }
 
     /// The ring as its market sees it.

@@ -61,7 +61,7 @@ pub(super) async fn watch(market: &RingMarket, ready: &RingStatus, ranks: usize)
     let mut look = tokio::time::interval(WATCH_EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut told = Told::of(ready, ranks);
-    let (mut epoch, mut newest) = (ready.epoch, ready.epoch);
+    let mut epoch = ready.epoch;
     loop {
         look.tick().await;
         match market.status().await {
@@ -71,11 +71,10 @@ pub(super) async fn watch(market: &RingMarket, ready: &RingStatus, ranks: usize)
                     eprintln!("the ring is ready again");
                     epoch = status.epoch;
                 }
-                newest = newest.max(status.epoch);
             }
             Err(error) if error.reason() == "UnknownRing" => {
                 // Its stages claim their windows again by themselves.
-                if market.offer_again(newest.unwrap_or(0)).await.is_ok() {
+                if market.offer_again().await.is_ok() {
                     eprintln!("the relay had lost the ring, which is offered there again: invite devices anew");
                 }
             }

@@ -131,6 +131,7 @@ pub(crate) fn loaded() -> StageReport {
             resident_bytes: 1,
             backend: "CPU".into(),
         },
+        epoch: 0,
         lost_epoch: None,
         lost_reason: None,
         lost_edge: None,

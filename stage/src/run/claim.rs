@@ -100,6 +100,7 @@ impl Keeper {
             layers: wanted.layers,
             identity: wanted.identity.clone(),
             state,
+            epoch: 0,
             lost_epoch: None,
             lost_reason: None,
             lost_edge: None,
@@ -124,6 +125,12 @@ impl Keeper {
     /// Says how far the stage is.
     pub fn say(&self, state: StageState) {
         self.reports.send_modify(|report| report.state = state);
+    }
+
+    /// Says which epoch is the newest that this stage knows of.
+    pub fn knows(&self, epoch: u64) {
+        self.reports
+            .send_if_modified(|report| std::mem::replace(&mut report.epoch, epoch) != epoch);
     }
 
     /// Says that the links of an epoch are lost; which edge never came up, if that was it, and which end of it never came

@@ -159,6 +159,7 @@ impl RingState {
         if report.state == StageState::Leaving {
             self.end(id, Ending::Left);
         } else {
+            self.catch_up(report.epoch);
             self.note_unjoined(id, &report);
             self.note_absence(now, id, &report);
             if !self.leases.contains_key(&id) {

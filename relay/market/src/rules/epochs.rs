@@ -35,6 +35,12 @@ fn yes() -> bool {
     true
 }
 
+/// Epochs that are left out after one that a stage knows and this market doesn't: other stages may know a few more.
+const SKIPPED: u64 = 1_000;
+/// Epochs by which a market can be behind its stages. A stage that tells of more is not believed, so that none can bring a
+/// ring to the end of all numbers.
+const BEHIND: u64 = 1 << 32;
+
 /// What the next manifest would say, if every window is served.
 struct Assembly {
     claims: Vec<u64>,
@@ -185,6 +191,18 @@ impl RingState {
             claims: assembly.claims,
         });
         true
+    }
+
+    /// A stage knows of epoch `seen`. If that was never given out here, this market's memory is older than the ring, as
+    /// after a restore, or new: what it has published is not what the ring runs by, and since no stage goes back, it goes
+    /// on above.
+    pub(super) fn catch_up(&mut self, seen: u64) {
+        if seen <= self.epoch || seen - self.epoch > BEHIND {
+            return;
+        }
+        self.epoch = seen.saturating_add(SKIPPED);
+        self.published = None;
+        self.proposed = None;
     }
 
     /// Why nothing is proposed though a manifest is due, if so.

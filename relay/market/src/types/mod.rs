@@ -33,6 +33,9 @@ pub struct StageReport {
     pub identity: String,
     /// how far it is
     pub state: StageState,
+    /// newest epoch that this process knows of; 0 before the first
+    #[serde(default)]
+    pub epoch: u64,
     /// epoch of which this stage lost a link, if it did
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_epoch: Option<u64>,

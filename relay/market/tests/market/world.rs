@@ -195,6 +195,7 @@ impl World {
             layers: plan().ranks[window as usize].layers,
             identity: "1".repeat(64),
             state,
+            epoch: 0,
             lost_epoch: None,
             lost_reason: None,
             lost_edge: None,

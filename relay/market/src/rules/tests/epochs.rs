@@ -395,6 +395,28 @@ fn a_ring_is_ready_once_rank_0_says_that_a_lap_went_round_in_the_published_epoch
 }
 
 #[test]
+fn a_market_whose_memory_is_older_than_the_ring_goes_on_above_what_its_stages_know() {
+    let (mut market, [_, second, ..]) = ring_of_four();
+    let mut report = market.report_of(2, "first", second.windows, ready());
+    report.epoch = 40;
+    market.send(2, second.id, report.clone()).unwrap();
+    let status = market.status();
+    assert_eq!(
+        (status.ready, status.epoch),
+        (false, None),
+        "the ring doesn't run by epoch 1"
+    );
+    let next = market.form().epoch;
+    assert!(next > 40, "{next} is an epoch that no stage would take");
+    assert!(market.status().ready);
+    market.send(2, second.id, report.clone()).unwrap();
+    assert_eq!(market.status().epoch, Some(next), "what it knows now is enough");
+    report.epoch = u64::MAX;
+    market.send(2, second.id, report).unwrap();
+    assert_eq!(market.status().epoch, Some(next), "no stage ends the numbers");
+}
+
+#[test]
 fn a_ring_that_an_older_market_published_stays_ready() {
     let (mut market, _) = ring_of_four();
     let mut json = serde_json::to_value(&market.ring).unwrap();

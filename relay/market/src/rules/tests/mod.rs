@@ -184,6 +184,7 @@ impl Market {
             layers: self.ring.layers(windows),
             identity: "1".repeat(64),
             state,
+            epoch: 0,
             lost_epoch: None,
             lost_reason: None,
             lost_edge: None,

@@ -16,6 +16,8 @@ enum Step {
         nth: usize,
         state: StageState,
         lost: bool,
+        /// epochs by which the stage is ahead of the market
+        ahead: u64,
         edge: Option<u32>,
         end: Option<LostEnd>,
         direct: bool,
@@ -64,6 +66,7 @@ fn step() -> impl Strategy<Value = Step> {
         0..8_usize,
         state,
         proptest::bool::weighted(0.1),
+        prop_oneof![20 => Just(0), 1 => Just(7_u64), 1 => Just(u64::MAX)],
         proptest::option::of(0..5_u32),
         proptest::option::of(prop_oneof![Just(LostEnd::Own), Just(LostEnd::Other)]),
         any::<bool>(),
@@ -72,8 +75,8 @@ fn step() -> impl Strategy<Value = Step> {
         10 => (0..6_usize, 0..3_u8, 0..5_u32, 1..4_u32).prop_map(|(node, instance, start, length)| {
             Step::Claim { node, instance, start, length }
         }),
-        16 => report.prop_map(|(nth, state, lost, edge, end, direct)| {
-            Step::Report { nth, state, lost, edge, end, direct }
+        16 => report.prop_map(|(nth, state, lost, ahead, edge, end, direct)| {
+            Step::Report { nth, state, lost, ahead, edge, end, direct }
         }),
         3 => (0..8_usize, any::<bool>()).prop_map(|(nth, admits)| Step::Absent { nth, admits }),
         1 => (0..6_usize, 0..3_u8, 0..20_u64).prop_map(|(node, instance, id)| Step::ReportOver { node, instance, id }),
@@ -128,6 +131,7 @@ fn apply(market: &mut Market, signed: &mut Vec<SignedManifest>, step: Step) {
             nth,
             state,
             lost,
+            ahead,
             edge,
             end,
             direct,
@@ -138,6 +142,7 @@ fn apply(market: &mut Market, signed: &mut Vec<SignedManifest>, step: Step) {
             let number = number_of(lease.node);
             let mut report = market.report_of(number, &lease.instance, lease.windows, state);
             report.lost_epoch = market.status().epoch.filter(|_| lost);
+            report.epoch = market.ring.epoch.saturating_add(ahead);
             (report.lost_edge, report.lost_end) = (edge, end);
             if direct {
                 let [network, address] = ["rack".to_owned(), format!("10.0.0.{number}:4000")];
