@@ -4,6 +4,8 @@ use std::{fmt, io::Write};
 
 use serde::Serialize;
 
+pub use kvasir_plan::size as bytes;
+
 /// Form of a command's output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Output {
@@ -95,18 +97,6 @@ impl fmt::Display for Table {
     }
 }
 
-/// Bytes for people, in units of 1024: `512 B`, `45.1 MiB`.
-pub fn bytes(count: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let power = (count.max(1).ilog2() / 10).min(UNITS.len() as u32 - 1);
-    let unit = UNITS[power as usize];
-    if power == 0 {
-        format!("{count} {unit}")
-    } else {
-        format!("{:.1} {unit}", count as f64 / 1024_f64.powf(power.into()))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,21 +117,5 @@ mod tests {
         let mut table = Table::new([Column::Words("A"), Column::Words("LONG TITLE")]);
         table.row(["x".to_owned(), "y".to_owned()]);
         assert_eq!(table.to_string(), "A  LONG TITLE\nx  y\n");
-    }
-
-    #[test]
-    fn bytes_read_in_units_of_1024() {
-        let cases = [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.0 KiB"),
-            (47_290_000, "45.1 MiB"),
-            (3 << 30, "3.0 GiB"),
-        ];
-        for (count, text) in cases {
-            assert_eq!(bytes(count), text);
-        }
-        assert_eq!(bytes(5 << 40), "5.0 TiB");
-        assert_eq!(bytes(u64::MAX), "16777216.0 TiB");
     }
 }

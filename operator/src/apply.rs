@@ -1,7 +1,11 @@
 //! Fourth step: makes it so. What is there already is left alone, so that a Ring that didn't change causes no writes.
+//!
+//! Children are written a few at a time, what pods mount before the pods. A visit whose Ring has changed meanwhile ends
+//! there: the next one knows better.
 
 use std::collections::BTreeSet;
 
+use futures::stream::{FuturesOrdered, StreamExt as _};
 use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy},
@@ -20,6 +24,9 @@ use crate::{
     switch::Switch,
     validate::Spec,
 };
+
+/// Requests of one visit at a time.
+pub const AT_ONCE: usize = 8;
 
 /// Why the children are not as they should be.
 #[derive(Debug, thiserror::Error)]
@@ -47,15 +54,19 @@ pub enum Error {
     /// nothing can be made in the namespace any more
     #[error("the namespace is being deleted")]
     NamespaceTerminating,
+    /// what is being applied is not what the Ring asks for any more
+    #[error("the Ring has changed meanwhile")]
+    Superseded,
 }
 
 impl Error {
     /// Stable `PascalCase` word for metrics, events and conditions.
     pub fn reason(&self) -> &'static str {
         match self {
-            Error::Kube { .. } => "ApplyFailed",
+            Error::Kube { source, .. } => forbidden_or(source, "ApplyFailed"),
             Error::NameInUse { .. } => reasons::NAME_IN_USE,
             Error::NamespaceTerminating => "NamespaceTerminating",
+            Error::Superseded => "Superseded",
         }
     }
 }
@@ -67,6 +78,8 @@ pub struct Refused {
     pub reason: &'static str,
     /// what the user reads
     pub message: String,
+    /// it isn't there at all: nothing of an earlier form serves
+    pub missing: bool,
 }
 
 /// What has to be done so that the children are as they should be.
@@ -125,7 +138,8 @@ pub fn gone(changes: &Changes, live: &Live, spec: &Spec) -> BTreeSet<u32> {
     ordinals.filter(|ordinal| *ordinal >= spec.replicas()).collect()
 }
 
-/// Applies what differs and deletes what is not wanted any more.
+/// Applies what differs and deletes what is not wanted any more. `is_current` says whether the Ring is still the one
+/// that this is for; once it isn't, no further child is begun.
 ///
 /// # Errors
 /// [`Error`], which another visit may not meet. What the API server refuses for good is in the answer.
@@ -135,16 +149,66 @@ pub async fn apply(
     wanted: Resources<Prepared>,
     live: &Live,
     changes: &Changes,
+    is_current: impl Fn() -> bool + Sync,
 ) -> Result<(Resources<Applied>, Vec<Refused>), Error> {
     let mut refused = Vec::new();
-    for object in &changes.put {
-        let there = live.get(object.kind, &object.name);
-        refused.extend(put(context, spec, object, there).await?);
+    for wave in waves(&changes.put, |object| object.kind) {
+        let mut puts = Vec::new();
+        for object in wave {
+            puts.push(put(context, spec, object, live.get(object.kind, &object.name)));
+        }
+        let answers = each(puts, &is_current).await?;
+        refused.extend(answers.into_iter().flatten());
     }
-    for (kind, name) in &changes.delete {
-        remove(context, spec, *kind, name, live).await?;
+    let mut doomed: Vec<&(Kind, String)> = changes.delete.iter().collect();
+    // pods lose their keys after they were told to go
+    doomed.sort_by_key(|(kind, _)| std::cmp::Reverse(*kind));
+    for wave in waves(&doomed, |(kind, _)| *kind) {
+        let mut removals = Vec::new();
+        for (kind, name) in wave {
+            removals.push(remove(context, spec, *kind, name, live));
+        }
+        each(removals, &is_current).await?;
     }
     Ok((wanted.applied(), refused))
+}
+
+/// Runs of neighbours whose order among themselves doesn't matter: what pods mount, and what leads to pods or makes them.
+fn waves<T>(items: &[T], kind: impl Fn(&T) -> Kind) -> Vec<&[T]> {
+    items
+        .chunk_by(|a, b| kind(a).is_mounted() == kind(b).is_mounted())
+        .collect()
+}
+
+/// Does all of it, a few at a time and in order, unless one fails or the Ring is another one meanwhile. What was begun is
+/// ended in either case.
+async fn each<T, F>(requests: Vec<F>, is_current: &(impl Fn() -> bool + Sync)) -> Result<Vec<T>, Error>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let mut waiting = requests.into_iter();
+    let mut begun = FuturesOrdered::new();
+    let (mut done, mut failed) = (Vec::new(), None);
+    loop {
+        while begun.len() < AT_ONCE && failed.is_none() && is_current() {
+            match waiting.next() {
+                Some(request) => begun.push_back(request),
+                None => break,
+            }
+        }
+        match begun.next().await {
+            Some(Ok(answer)) => done.push(answer),
+            Some(Err(error)) => {
+                failed.get_or_insert(error);
+            }
+            None => break,
+        }
+    }
+    match failed {
+        Some(error) => Err(error),
+        None if waiting.len() > 0 => Err(Error::Superseded),
+        None => Ok(done),
+    }
 }
 
 /// Makes an object that must not be there yet: a key, of which there can be one only.
@@ -186,6 +250,7 @@ async fn put(context: &Context, spec: &Spec, object: &Object, there: Option<&Val
                     "{} {name} is there and not this Ring's: rename one of them",
                     kind.name()
                 ),
+                missing: true,
             }));
         }
     }
@@ -246,12 +311,36 @@ pub fn refusal(object: &Object, there: Option<&Value>, status: &Status) -> Refus
                 "{field} of {kind} {name} can't be changed: set it back, or delete the {kind} for a new one ({})",
                 status.message
             ),
+            missing: false,
         },
         _ => Refused {
-            reason: reasons::CHILD_REFUSED,
+            reason: if is_forbidden(status) {
+                reasons::OPERATOR_FORBIDDEN
+            } else {
+                reasons::CHILD_REFUSED
+            },
             message: format!("the API server refuses {kind} {name}: {}", status.message),
+            missing: there.is_none(),
         },
     }
+}
+
+/// Whether the operator lacks a right, and not its user's object a quality: a quota's and a policy's refusals are 403, too.
+pub fn is_forbidden(status: &Status) -> bool {
+    status.code == 403 && status.message.contains("User \"") && status.message.contains("\" cannot ")
+}
+
+/// The reason of a failed request: that the operator isn't allowed to, or else `other`.
+pub fn forbidden_or(error: &kube::Error, other: &'static str) -> &'static str {
+    match error {
+        kube::Error::Api(status) if is_forbidden(status) => reasons::OPERATOR_FORBIDDEN,
+        _ => other,
+    }
+}
+
+/// Whether waiting won't help: the API server answered, and would answer the same again.
+pub fn is_refusal(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if is_final(status))
 }
 
 fn is_terminating(status: &Status) -> bool {

@@ -21,6 +21,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
 use kube::api::ApiResource;
+use kvasir_api::conditions::reasons;
 use kvasir_market::types::Demand;
 use kvasir_plan::{LayerRange, RankManifest};
 use kvasir_wire::trust::OwnerKey;
@@ -61,7 +62,7 @@ impl Error {
     pub fn reason(&self) -> &'static str {
         match self {
             Error::Json { .. } => "Internal",
-            Error::Key => "MalformedKey",
+            Error::Key => reasons::MALFORMED_KEY,
         }
     }
 }
@@ -100,6 +101,11 @@ impl Kind {
             Kind::Service => "Service",
             Kind::Deployment => "Deployment",
         }
+    }
+
+    /// Whether pods mount it, so that it has to be there before them, and to stay until they go.
+    pub fn is_mounted(self) -> bool {
+        matches!(self, Kind::Secret | Kind::ConfigMap | Kind::PersistentVolumeClaim)
     }
 
     /// How it is addressed.

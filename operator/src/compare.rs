@@ -92,9 +92,9 @@ fn is_nothing(value: &Value) -> bool {
 }
 
 /// The API server writes quantities in a form of its own: `1024Mi` comes back as `1Gi`.
-fn is_quantity(path: &str) -> bool {
+pub fn is_quantity(path: &str) -> bool {
     let parts = [".requests.", ".limits.", ".overhead."];
-    parts.iter().any(|part| path.contains(part)) || path.ends_with(".sizeLimit")
+    parts.iter().any(|part| path.contains(part)) || [".sizeLimit", ".divisor"].iter().any(|end| path.ends_with(end))
 }
 
 fn same_quantity(a: &str, b: &str) -> bool {

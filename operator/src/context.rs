@@ -9,7 +9,9 @@ use std::{
 use kube::Client;
 use tokio::sync::watch;
 
-use crate::{events::Events, market::Markets, metrics::Metrics, model::Models, settings::Settings};
+use crate::{
+    events::Events, holder::Told, market::Markets, metrics::Metrics, model::Models, newest::Newest, settings::Settings,
+};
 
 /// A visit that failed is tried again after this long, and each time after twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
@@ -32,6 +34,10 @@ pub struct Context {
     pub markets: Markets,
     /// pauses of Rings whose visits fail
     pub pauses: Pauses,
+    /// Rings as they were seen last
+    pub newest: Newest,
+    /// Rings that other operators serve
+    pub others: Told,
     /// what the served definition of Ring lacks, in words
     pub definition: watch::Receiver<Option<String>>,
 }

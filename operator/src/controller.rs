@@ -38,7 +38,7 @@ use crate::{
     build,
     context::Context,
     dereference::{self, ModelError, dereference},
-    labels,
+    holder, labels,
     market::View,
     offer, release, status,
     status::Observed,
@@ -109,6 +109,26 @@ impl Error {
         }
     }
 
+    /// Whether it keeps the operator from its work, is told in no condition yet, and stays until somebody does something.
+    fn hinders(&self) -> bool {
+        match self {
+            Error::Key(_) | Error::Build(_) | Error::Dereference(dereference::Error::OwnerKey { .. }) => true,
+            Error::Dereference(dereference::Error::Kube { source, .. })
+            | Error::Apply(apply::Error::Kube { source, .. })
+            | Error::Write { source, .. } => apply::is_refusal(source),
+            Error::Malformed(_) | Error::Invalid(_) | Error::Model(_) | Error::Apply(_) => false,
+        }
+    }
+
+    /// What the user reads.
+    fn words(&self) -> String {
+        match self {
+            // they quote the API server already
+            Error::Dereference(_) | Error::Apply(_) | Error::Write { .. } => self.to_string(),
+            error => chain(error),
+        }
+    }
+
     /// Whether only a change of the Ring helps.
     fn awaits_change(&self) -> bool {
         matches!(self, Error::Malformed(_) | Error::Invalid(_))
@@ -133,7 +153,9 @@ async fn watch(context: Arc<Context>, namespace: Option<&str>, shutdown: Cancell
     let ours = || watcher::Config::default().labels(&labels::managed());
     let client = &context.client;
     let rings: Api<DeserializeGuard<Ring>> = api(client, namespace);
-    let visits = Controller::new(rings, watcher::Config::default().any_semantic())
+    let controller = Controller::new(rings, watcher::Config::default().any_semantic());
+    context.newest.watch(namespace, controller.store());
+    let visits = controller
         .owns(api::<Deployment>(client, namespace), ours())
         .owns(api::<Service>(client, namespace), ours())
         .owns(api::<ConfigMap>(client, namespace), ours())
@@ -143,8 +165,9 @@ async fn watch(context: Arc<Context>, namespace: Option<&str>, shutdown: Cancell
         .with_config(Config::default().concurrency(AT_ONCE).debounce(DEBOUNCE))
         .graceful_shutdown_on(async move { shutdown.cancelled().await })
         .run(visited, after_failure, context.clone());
+    // all at a time: while one is waited for, no visit goes on
     visits
-        .for_each(|visit| {
+        .for_each_concurrent(None, |visit| {
             let context = context.clone();
             async move {
                 match visit {
@@ -153,7 +176,11 @@ async fn watch(context: Arc<Context>, namespace: Option<&str>, shutdown: Cancell
                     Err(controller::Error::ObjectNotFound(ring)) => {
                         release::gone(&ring.name, &ring.namespace.unwrap_or_default(), &context).await;
                     }
-                    Err(error) => tracing::debug!(error = chain(&error), "a visit or a watch failed"),
+                    Err(controller::Error::QueueError(error)) => {
+                        tracing::warn!(error = chain(&error), "a watch failed");
+                    }
+                    // it was told where it failed
+                    Err(error) => tracing::debug!(error = chain(&error), "a visit failed"),
                 }
             }
         })
@@ -189,7 +216,13 @@ async fn visited(ring: Arc<DeserializeGuard<Ring>>, context: Arc<Context>) -> Re
                 return Err(Error::Malformed(invalid.error.clone()));
             }
         };
-        visit(ring, &context).await
+        let done = visit(ring, &context).await;
+        if let Err(error) = &done
+            && error.hinders()
+        {
+            tell(ring, &context, error).await;
+        }
+        done
     };
     let done = visit.await;
     context.metrics.visited(begun.elapsed());
@@ -199,11 +232,25 @@ async fn visited(ring: Arc<DeserializeGuard<Ring>>, context: Arc<Context>) -> Re
     done
 }
 
+/// Says in the Ring's conditions what keeps the operator from its work.
+async fn tell(ring: &Ring, context: &Context, error: &Error) {
+    let old = ring.status.clone().unwrap_or_default();
+    let (generation, now) = (ring.meta().generation, Timestamp::now());
+    let new = status::hindered(&old, generation, now, error.reason(), &error.words());
+    if let Err(unwritten) = write(ring, context, &old, new).await {
+        tracing::debug!(error = unwritten.words(), "what hinders can't be told");
+    }
+}
+
 #[allow(clippy::needless_pass_by_value, reason = "the signature is kube's")]
 fn after_failure(ring: Arc<DeserializeGuard<Ring>>, error: &Error, context: Arc<Context>) -> Action {
     let (name, namespace) = (ring.name_any(), ring.namespace().unwrap_or_default());
+    if matches!(error, Error::Apply(apply::Error::Superseded)) {
+        tracing::debug!(ring = name, namespace, "the Ring has changed meanwhile");
+        return Action::requeue(Duration::ZERO);
+    }
     context.metrics.failed(error.reason());
-    let text = chain(error);
+    let text = error.words();
     if error.awaits_change() {
         tracing::warn!(
             ring = name,
@@ -233,6 +280,9 @@ fn after_failure(ring: Arc<DeserializeGuard<Ring>>, error: &Error, context: Arc<
 
 /// One visit, from what the Ring names to its status.
 async fn visit(ring: &Ring, context: &Context) -> Result<Action, Error> {
+    if holder::is_others(ring, context).await {
+        return Ok(Action::requeue(REFUSED));
+    }
     if ring.meta().deletion_timestamp.is_some() {
         return release::release(ring, context).await;
     }
@@ -241,6 +291,10 @@ async fn visit(ring: &Ring, context: &Context) -> Result<Action, Error> {
     if let Some(first) = status::first(&old, generation, Timestamp::now()) {
         write(ring, context, &old, first).await?;
         // its own event brings the Ring back, with its first status
+        return Ok(Action::requeue(FORMING));
+    }
+    if is_taken_over(&old, context) {
+        write(ring, context, &old, old.clone()).await?;
         return Ok(Action::requeue(FORMING));
     }
     let stopped = |type_: &str, reason: &str, message: String| {
@@ -257,7 +311,7 @@ async fn visit(ring: &Ring, context: &Context) -> Result<Action, Error> {
     let profile = match found.profile {
         Ok(profile) => profile,
         Err(error) if error.is_pending() => {
-            let resolving = status::resolving(&old, generation, Timestamp::now(), &chain(&error));
+            let resolving = status::resolving(&old, generation, Timestamp::now(), &error.words());
             write(ring, context, &old, resolving).await?;
             return Ok(Action::requeue(FORMING));
         }
@@ -266,16 +320,18 @@ async fn visit(ring: &Ring, context: &Context) -> Result<Action, Error> {
                 ring,
                 context,
                 &old,
-                stopped(MODEL_RESOLVED, error.reason(), chain(&error)),
+                stopped(MODEL_RESOLVED, error.reason(), error.words()),
             )
             .await?;
             return Err(error.into());
         }
     };
-    let validated = match validate::plan(spec.clone(), profile) {
+    let validated = match validate::plan(spec.clone(), profile.clone()) {
         Ok(validated) => validated,
         Err(error) => {
-            write(ring, context, &old, stopped(ACCEPTED, error.reason(), chain(&error))).await?;
+            let (reason, message) = (error.reason(), chain(&error));
+            let unplanned = status::unplanned(&old, generation, Timestamp::now(), &profile, reason, &message);
+            write(ring, context, &old, unplanned).await?;
             return Err(error.into());
         }
     };
@@ -297,7 +353,8 @@ async fn visit(ring: &Ring, context: &Context) -> Result<Action, Error> {
     let switch = switch(&validated, &views, &found.live, Timestamp::now());
     let changes = changes(&prepared, &found.live, &spec, &switch);
     offer::withdraw_gone(context, &spec, &owner, apply::gone(&changes, &found.live, &spec)).await;
-    let (applied, refused) = apply::apply(context, &spec, prepared, &found.live, &changes).await?;
+    let is_current = || context.newest.is_current(ring);
+    let (applied, refused) = apply::apply(context, &spec, prepared, &found.live, &changes, is_current).await?;
     offer::uninvite(context, &spec, &mut found.live, &views).await?;
     let views = offer::offer(context, &validated, &owner, &applied, views, &switch).await;
     offer::invite(context, &validated, &owner, &found.live, &views).await?;
@@ -329,16 +386,36 @@ async fn visit(ring: &Ring, context: &Context) -> Result<Action, Error> {
     }))
 }
 
-/// Writes the status, if it is another one than before, and tells of what turned.
-async fn write(ring: &Ring, context: &Context, old: &RingStatus, new: RingStatus) -> Result<(), Error> {
+/// Whether another operator served the Ring before.
+fn is_taken_over(old: &RingStatus, context: &Context) -> bool {
+    old.operator.is_some() && signs(context).is_some_and(|own| old.operator.as_ref() != Some(own))
+}
+
+/// By what name this operator signs statuses. None where a definition of another version is served, which may not hold the
+/// field: it would be missing at each visit.
+fn signs(context: &Context) -> Option<&String> {
+    let fits = context.definition.borrow().is_none();
+    fits.then_some(&context.settings.pod_namespace)
+}
+
+/// Writes the status as this operator's, if it is another one than before, and tells of what turned.
+async fn write(ring: &Ring, context: &Context, old: &RingStatus, mut new: RingStatus) -> Result<(), Error> {
+    if let Some(own) = signs(context) {
+        new.operator = Some(own.clone());
+    }
     if *old == new {
         return Ok(());
+    }
+    let mut metadata = json!({"name": ring.name_any()});
+    if old.operator != new.operator {
+        // refused where another operator was faster
+        metadata["resourceVersion"] = json!(ring.resource_version());
     }
     let api: Api<Ring> = Api::namespaced(context.client.clone(), &ring.namespace().unwrap_or_default());
     let patch = json!({
         "apiVersion": kvasir_api::API_VERSION,
         "kind": kvasir_api::KIND,
-        "metadata": {"name": ring.name_any()},
+        "metadata": metadata,
         "status": new,
     });
     let params = PatchParams::apply(labels::MANAGER).force();

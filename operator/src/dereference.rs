@@ -12,11 +12,13 @@ use kube::{
 };
 use kvasir_api::{SecretKeyRef, conditions::reasons};
 use kvasir_plan::ModelProfile;
+use kvasir_process::chain;
 use kvasir_wire::trust::OwnerKey;
 use secrecy::SecretString;
 use serde_json::Value;
 
 use crate::{
+    apply,
     build::{Kind, OWNER_KEY},
     context::Context,
     labels, model, names, reader,
@@ -28,7 +30,7 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// the API server doesn't answer, or not to this
-    #[error("can't read {what} in namespace {namespace}")]
+    #[error("can't read {what} in namespace {namespace}: {}", apply::text(.source))]
     Kube {
         /// which objects
         what: &'static str,
@@ -50,8 +52,8 @@ impl Error {
     /// Stable `PascalCase` word for metrics, events and conditions.
     pub fn reason(&self) -> &'static str {
         match self {
-            Error::Kube { .. } => "ClusterUnreachable",
-            Error::OwnerKey { .. } => "MalformedKey",
+            Error::Kube { source, .. } => apply::forbidden_or(source, "ClusterUnreachable"),
+            Error::OwnerKey { .. } => reasons::MALFORMED_KEY,
         }
     }
 }
@@ -91,6 +93,15 @@ impl ModelError {
             ModelError::Volume(error) => error.is_pending(),
             ModelError::Model(error) => matches!(**error, model::Error::Reading),
             ModelError::Token { .. } => false,
+        }
+    }
+
+    /// What the user reads.
+    pub fn words(&self) -> String {
+        match self {
+            // it quotes the API server already
+            ModelError::Volume(error) => error.to_string(),
+            error => chain(error),
         }
     }
 }

@@ -6,6 +6,7 @@
 //! the loop around them.
 //!
 //! Beside them: [`model`] reads prefixes, [`market`] talks to relays, [`leader`] lets one process of several work,
+//! [`holder`] tells whose a Ring is where several operators could serve it, [`newest`] whether a visit is out of date,
 //! [`definition`] compares the served schema with the one needed, [`metrics`] and [`events`] tell what happens.
 
 pub mod apply;
@@ -17,6 +18,7 @@ pub mod controller;
 pub mod definition;
 pub mod dereference;
 pub mod events;
+pub mod holder;
 pub mod http;
 pub mod labels;
 pub mod leader;
@@ -24,6 +26,7 @@ pub mod market;
 pub mod metrics;
 pub mod model;
 pub mod names;
+pub mod newest;
 pub mod offer;
 pub mod reader;
 pub mod release;

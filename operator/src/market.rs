@@ -49,9 +49,19 @@ impl View {
     }
 }
 
+/// Whether the market may say something else in a moment. A relay that can't do what is asked of it at all has answered,
+/// with a status of 500 or above.
+fn is_passing(error: &ClientError) -> bool {
+    const PASSING: [u16; 5] = [429, 500, 502, 503, 504];
+    match error {
+        ClientError::Refused { status, .. } => PASSING.contains(status),
+        error => error.retryable(),
+    }
+}
+
 impl From<ClientError> for View {
     fn from(error: ClientError) -> View {
-        if error.retryable() {
+        if is_passing(&error) {
             View::Unreachable(chain(&error))
         } else if error.reason() == "UnknownRing" {
             View::Absent
@@ -225,5 +235,34 @@ impl Markets {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Told>> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_for_good_is_told_in_the_relays_words_and_one_that_passes_is_not() {
+        let refused = |status| {
+            View::from(ClientError::Refused {
+                market: "http://relay".into(),
+                status,
+                reason: "NoMarket".into(),
+                message: "this relay has no market".into(),
+                retry_after: None,
+            })
+        };
+        for status in [400, 403, 501, 505] {
+            let view = refused(status);
+            let told = "the market at http://relay refuses (NoMarket): this relay has no market";
+            assert!(
+                matches!(&view, View::Refused { reason, message } if reason == "NoMarket" && message == told),
+                "{status}: {view:?}"
+            );
+        }
+        for status in [429, 500, 502, 503, 504] {
+            assert!(matches!(refused(status), View::Unreachable(_)), "{status}");
+        }
     }
 }

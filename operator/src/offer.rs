@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use futures::stream::{self, StreamExt as _};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kvasir_market::{
     ClientError,
@@ -46,7 +47,7 @@ pub async fn offer(
     validated: &Validated,
     owner: &Arc<OwnerKey>,
     applied: &Resources<Applied>,
-    mut views: Vec<View>,
+    views: Vec<View>,
     switch: &Switch,
 ) -> Vec<View> {
     let spec = &validated.spec;
@@ -56,25 +57,13 @@ pub async fn offer(
     if matches!(switch, Switch::Hold { .. }) {
         return views;
     }
-    let mut changed = false;
-    for (demand, view) in applied.demands.iter().zip(&mut views) {
-        if matches!(view, View::Unreachable(_)) {
-            continue;
-        }
-        changed |= vacate(context, spec, owner, demand, view).await;
-        match context.markets.publish(&spec.relay, owner, demand, view).await {
-            Ok(published) => changed |= published,
-            Err(error) => {
-                tracing::warn!(
-                    ring = demand.template.ring,
-                    reason = error.reason(),
-                    error = chain(&error),
-                    "the market does not take the ring"
-                );
-                *view = View::from(error);
-            }
-        }
+    let mut asked = Vec::new();
+    for (demand, view) in applied.demands.iter().zip(views) {
+        asked.push(put(context, spec, owner, demand, view));
     }
+    let answers: Vec<(bool, View)> = stream::iter(asked).buffered(apply::AT_ONCE).collect().await;
+    let changed = answers.iter().any(|(changed, _)| *changed);
+    let mut views: Vec<View> = answers.into_iter().map(|(_, view)| view).collect();
     if changed {
         let seen = look(context, validated, owner).await;
         for (view, seen) in views.iter_mut().zip(seen) {
@@ -85,6 +74,26 @@ pub async fn offer(
         }
     }
     views
+}
+
+/// Puts one ring on the market: whether that changed anything there, and how the ring stands as far as is known.
+async fn put(context: &Context, spec: &Spec, owner: &Arc<OwnerKey>, demand: &Demand, view: View) -> (bool, View) {
+    if matches!(view, View::Unreachable(_)) {
+        return (false, view);
+    }
+    let left = vacate(context, spec, owner, demand, &view).await;
+    match context.markets.publish(&spec.relay, owner, demand, &view).await {
+        Ok(published) => (left || published, view),
+        Err(error) => {
+            tracing::warn!(
+                ring = demand.template.ring,
+                reason = error.reason(),
+                error = chain(&error),
+                "the market does not take the ring"
+            );
+            (left, View::from(error))
+        }
+    }
 }
 
 /// Gives claims back that the cluster's nodes have on windows which `demand` opens, and says whether there were any.
@@ -141,11 +150,23 @@ async fn sleep(context: &Context, spec: &Spec, owner: &Arc<OwnerKey>, mut views:
 
 /// Takes rings off the market that the Ring has no more.
 pub async fn withdraw_gone(context: &Context, spec: &Spec, owner: &Arc<OwnerKey>, gone: BTreeSet<u32>) {
+    let fingerprint = owner.public().fingerprint();
+    let mut asked = Vec::new();
     for ordinal in gone {
-        let ring = spec.on_market(ordinal, &owner.public().fingerprint());
+        let ring = spec.on_market(ordinal, &fingerprint);
+        asked.push(async move {
+            let done = context.markets.withdraw(&spec.relay, owner, &ring).await;
+            done.map_err(|error| (ring, error))
+        });
+    }
+    let mut answers = stream::iter(asked).buffer_unordered(apply::AT_ONCE);
+    while let Some(answer) = answers.next().await {
         // the claims of one that can't be withdrawn run out
-        if let Err(error) = context.markets.withdraw(&spec.relay, owner, &ring).await {
-            told(&ring, &error);
+        let Err((ring, error)) = answer else { continue };
+        told(&ring, &error);
+        if error.retryable() {
+            // as little would come of the others, and each would be waited for
+            return;
         }
     }
 }
@@ -183,34 +204,46 @@ pub async fn invite(
     if spec.ring.suspend || !validated.has_open_windows() {
         return Ok(());
     }
+    let mut asked = Vec::new();
     for (ordinal, view) in views.iter().enumerate() {
         let ordinal = ordinal as u32;
         let there = live.get(Kind::Secret, &names::invite(&spec.name, ordinal));
         let is_good = there.is_some_and(|secret| is_young(secret) && build::leads_there(spec, secret));
-        if view.status().is_none() || is_good {
-            continue;
+        if view.status().is_some() && !is_good {
+            asked.push(invite_to(context, spec, owner, live, ordinal));
         }
-        let request = InviteRequest {
-            ring: spec.on_market(ordinal, &owner.public().fingerprint()),
-            uses: INVITED,
-            expires_in_s: INVITE_LASTS,
-        };
-        let token = match context.markets.invite(&spec.relay, owner, &request).await {
-            Ok(token) => token,
-            Err(error) => {
-                told(&request.ring, &error);
-                continue;
-            }
-        };
-        let Ok(secret) = build::invite(spec, ordinal, owner, token.expose_secret()) else {
-            continue;
-        };
-        if there.is_some() {
-            apply::remove(context, spec, Kind::Secret, &secret.name, live).await?;
-        }
-        apply::create(context, spec, &secret).await?;
     }
-    Ok(())
+    let answers: Vec<_> = stream::iter(asked).buffered(apply::AT_ONCE).collect().await;
+    answers.into_iter().collect()
+}
+
+/// Makes an invite to one ring, in the place of the one that is there.
+async fn invite_to(
+    context: &Context,
+    spec: &Spec,
+    owner: &Arc<OwnerKey>,
+    live: &Live,
+    ordinal: u32,
+) -> Result<(), apply::Error> {
+    let request = InviteRequest {
+        ring: spec.on_market(ordinal, &owner.public().fingerprint()),
+        uses: INVITED,
+        expires_in_s: INVITE_LASTS,
+    };
+    let token = match context.markets.invite(&spec.relay, owner, &request).await {
+        Ok(token) => token,
+        Err(error) => {
+            told(&request.ring, &error);
+            return Ok(());
+        }
+    };
+    let Ok(secret) = build::invite(spec, ordinal, owner, token.expose_secret()) else {
+        return Ok(());
+    };
+    if live.get(Kind::Secret, &secret.name).is_some() {
+        apply::remove(context, spec, Kind::Secret, &secret.name, live).await?;
+    }
+    apply::create(context, spec, &secret).await
 }
 
 fn is_young(secret: &Value) -> bool {

@@ -26,6 +26,14 @@ pub enum Error {
         /// what its pod waits for; empty when it works
         waits: String,
     },
+    /// there is no such claim
+    #[error("the model's volume is not there: make the PersistentVolumeClaim {claim} ({message})")]
+    NoClaim {
+        /// the claim
+        claim: String,
+        /// the scheduler's words
+        message: String,
+    },
     /// it could not
     #[error("Job {job} can't read the model off its volume: {message}")]
     Failed {
@@ -66,11 +74,11 @@ impl Error {
     pub fn reason(&self) -> &'static str {
         match self {
             Error::Reading { .. } => reasons::PENDING,
-            Error::Failed { .. } => reasons::SOURCE_UNREACHABLE,
+            Error::NoClaim { .. } | Error::Failed { .. } => reasons::SOURCE_UNREACHABLE,
             Error::NoProfile { .. } => reasons::UNSUPPORTED_FORMAT,
             Error::NameInUse { .. } => reasons::NAME_IN_USE,
             Error::Build(error) => error.reason(),
-            Error::Kube { .. } => "ClusterUnreachable",
+            Error::Kube { source, .. } => apply::forbidden_or(source, "ClusterUnreachable"),
         }
     }
 
@@ -132,7 +140,7 @@ pub async fn profile(context: &Context, spec: &Spec, claim: &str) -> Result<Arc<
     };
     if ended("Failed") {
         return Err(Error::Failed {
-            message: last_words(&found),
+            message: last_words(&job, &found),
             job: name,
         });
     }
@@ -141,9 +149,14 @@ pub async fn profile(context: &Context, spec: &Spec, claim: &str) -> Result<Arc<
             .iter()
             .map(pods::trouble)
             .find(|trouble| !trouble.message.is_empty());
-        return Err(Error::Reading {
-            job: name,
-            waits: trouble.map(|trouble| trouble.message).unwrap_or_default(),
+        let waits = trouble.map(|trouble| trouble.message).unwrap_or_default();
+        return Err(if lacks_claim(&waits, claim) {
+            Error::NoClaim {
+                claim: claim.to_owned(),
+                message: waits,
+            }
+        } else {
+            Error::Reading { job: name, waits }
         });
     }
     let succeeded = |pod: &&Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Succeeded");
@@ -175,12 +188,24 @@ fn read(log: &str) -> Option<ModelProfile> {
         .find_map(|line| serde_json::from_str(line.trim()).ok())
 }
 
-fn last_words(found: &[Pod]) -> String {
+/// Whether the scheduler says that the claim isn't there.
+fn lacks_claim(said: &str, claim: &str) -> bool {
+    said.contains(&format!("persistentvolumeclaim \"{claim}\" not found"))
+}
+
+fn last_words(job: &Job, found: &[Pod]) -> String {
     let said = found
         .iter()
         .map(pods::trouble)
         .find(|trouble| !trouble.message.is_empty());
-    said.map_or_else(|| "its pods are gone".to_owned(), |trouble| trouble.message)
+    let conditions = job.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    let of_job = || {
+        let failed = conditions.find(|condition| condition.type_ == "Failed")?;
+        failed.message.clone()
+    };
+    let said = said.map(|trouble| trouble.message).or_else(of_job);
+    said.unwrap_or_else(|| "its pods are gone".to_owned())
 }
 
 #[cfg(test)]

@@ -13,11 +13,13 @@ use crate::{
     context::{Context, Pauses},
     controller, definition,
     events::Events,
+    holder::Told,
     http,
     leader::Leadership,
     market::Markets,
     metrics::Metrics,
     model::Models,
+    newest::Newest,
     settings::Settings,
 };
 
@@ -77,6 +79,8 @@ async fn work(
         models: Models::default(),
         markets: Markets::default(),
         pauses: Pauses::default(),
+        newest: Newest::default(),
+        others: Told::default(),
         definition: lacking,
     });
     let lost = async {

@@ -59,9 +59,56 @@ pub fn first(old: &RingStatus, generation: Option<i64>, now: Timestamp) -> Optio
 pub fn resolving(old: &RingStatus, generation: Option<i64>, now: Timestamp, message: &str) -> RingStatus {
     let mut conditions = Conditions::of(&old.conditions, generation, now);
     conditions.say(MODEL_RESOLVED, Saying::unknown(reasons::PENDING, message));
+    unhindered(&mut conditions);
     RingStatus {
         conditions: conditions.list(),
         ..old.clone()
+    }
+}
+
+/// The status of a Ring whose model is known and can't be planned as the spec asks: `reason` is one of `Accepted`'s.
+pub fn unplanned(
+    old: &RingStatus,
+    generation: Option<i64>,
+    now: Timestamp,
+    profile: &ModelProfile,
+    reason: &str,
+    message: &str,
+) -> RingStatus {
+    let stopped = stopped(old, generation, now, ACCEPTED, reason, message);
+    let mut conditions = Conditions::of(&stopped.conditions, generation, now);
+    conditions.say(MODEL_RESOLVED, resolved(profile));
+    unhindered(&mut conditions);
+    RingStatus {
+        conditions: conditions.list(),
+        model: Some(model(profile)),
+        ..stopped
+    }
+}
+
+/// The status of a Ring for which the operator can't do its work: `Degraded` says why, and `Ready` unless the Ring is. Which
+/// spec it was doesn't matter.
+pub fn hindered(old: &RingStatus, generation: Option<i64>, now: Timestamp, reason: &str, message: &str) -> RingStatus {
+    let mut conditions = Conditions::of(&old.conditions, generation, now);
+    conditions.say(DEGRADED, Saying::yes(reason, message));
+    if !conditions.is(READY, "True") {
+        conditions.say(READY, Saying::no(reason, message));
+        conditions.say(PROGRESSING, Saying::no(reason, message));
+    }
+    RingStatus {
+        conditions: conditions.list(),
+        ..old.clone()
+    }
+}
+
+/// What hindered the operator doesn't any more: it came further in this visit.
+fn unhindered(conditions: &mut Conditions) {
+    let hindered = conditions.get(DEGRADED).is_some_and(|degraded| {
+        let hindrances = [reasons::OPERATOR_FORBIDDEN, reasons::MALFORMED_KEY];
+        degraded.status == "True" && hindrances.contains(&degraded.reason.as_str())
+    });
+    if hindered {
+        conditions.say(DEGRADED, as_expected());
     }
 }
 
@@ -76,6 +123,9 @@ pub fn stopped(
 ) -> RingStatus {
     let mut conditions = Conditions::of(&old.conditions, generation, now);
     conditions.say(type_, Saying::no(reason, message));
+    if type_ == MODEL_RESOLVED {
+        unhindered(&mut conditions);
+    }
     if type_ == MODEL_RESOLVED && !conditions.is(ACCEPTED, "True") {
         conditions.say(
             ACCEPTED,
@@ -109,7 +159,9 @@ pub fn status(observed: &Observed<'_>, _applied: &Resources<Applied>) -> RingSta
     RingStatus {
         observed_generation: observed.generation,
         conditions: conditions.list(),
+        operator: observed.old.operator.clone(),
         replicas: Some(rings.len() as i32),
+        ready_rings: Some(format!("{ready_rings}/{}", rings.len())),
         ready_replicas: Some(ready_rings as i32),
         selector: Some(labels::selector(&labels::of_rank_0(&spec.name, None))),
         plan_hash: Some(validated.manifest.plan_hash()),
@@ -135,9 +187,7 @@ fn say(observed: &Observed<'_>, stages: &[Vec<Stage>], ready_rings: usize) -> Co
     let open = ranks.iter().filter(|rank| rank.placement.is_none()).count();
     let planned = format!("planned as {} windows, {open} of them open", ranks.len());
     conditions.say(ACCEPTED, Saying::yes(reasons::ACCEPTED, planned));
-    let profile = &validated.profile;
-    let resolved = format!("{}, {} layers", profile.architecture, profile.layer_count());
-    conditions.say(MODEL_RESOLVED, Saying::yes(reasons::RESOLVED, resolved));
+    conditions.say(MODEL_RESOLVED, resolved(&validated.profile));
 
     let asleep = if validated.spec.ring.suspend {
         Some((reasons::SUSPENDED, "spec.suspend is set"))
@@ -161,10 +211,19 @@ fn say(observed: &Observed<'_>, stages: &[Vec<Stage>], ready_rings: usize) -> Co
         conditions.say(COVERED, saying);
     }
     let saying = ready(observed, stages, ready_rings, &conditions);
-    conditions.say(READY, saying);
+    conditions.say(READY, counted(saying, ready_rings, observed.views.len()));
     let saying = progressing(observed, &conditions);
     conditions.say(PROGRESSING, saying);
     conditions
+}
+
+fn resolved(profile: &ModelProfile) -> Saying {
+    let message = format!("{}, {} layers", profile.architecture, profile.layer_count());
+    Saying::yes(reasons::RESOLVED, message)
+}
+
+fn as_expected() -> Saying {
+    Saying::no(reasons::AS_EXPECTED, "nothing is wrong")
 }
 
 fn scheduled(observed: &Observed<'_>, stages: &[Vec<Stage>]) -> Saying {
@@ -176,7 +235,8 @@ fn scheduled(observed: &Observed<'_>, stages: &[Vec<Stage>]) -> Saying {
     let mut homeless: Vec<_> = stages.iter().flatten().filter_map(homeless).collect();
     homeless.sort_by_key(|(.., waited)| std::cmp::Reverse(*waited));
     let Some((_, _, longest)) = homeless.first() else {
-        return Saying::yes(reasons::ALL_SCHEDULED, "every pod has a node");
+        let unmade = unmade(observed, stages);
+        return unmade.unwrap_or_else(|| Saying::yes(reasons::ALL_SCHEDULED, "every pod has a node"));
     };
     let patience = observed.validated.spec.ring.progress_deadline_seconds;
     let is_late = longest.as_secs() >= u64::from(patience.max(0).unsigned_abs());
@@ -190,6 +250,26 @@ fn scheduled(observed: &Observed<'_>, stages: &[Vec<Stage>]) -> Saying {
     } else {
         Saying::unknown(reasons::INSUFFICIENT_CAPACITY, message)
     }
+}
+
+/// What is said while pods of the plan don't exist; none when all do.
+fn unmade(observed: &Observed<'_>, stages: &[Vec<Stage>]) -> Option<Saying> {
+    let mut ours = stages.iter().flatten().filter(|stage| stage.is_ours());
+    let stage = ours.find(|stage| stage.told.pod_name.is_none())?;
+    if let Some(refused) = missing(observed) {
+        return Some(Saying::unknown(refused.reason, refused.message.clone()));
+    }
+    let trouble = stage.trouble.as_ref().filter(|trouble| !trouble.message.is_empty());
+    let message = trouble.map_or_else(
+        || format!("the {} has no pod yet", stage.name()),
+        |trouble| format!("the {} has no pod: {}", stage.name(), trouble.message),
+    );
+    Some(Saying::unknown(reasons::AWAITING_STAGES, message))
+}
+
+/// A child that was refused and isn't there in an earlier form either: the Ring can't go on without.
+fn missing<'a>(observed: &Observed<'a>) -> Option<&'a Refused> {
+    observed.refused.iter().find(|refused| refused.missing)
 }
 
 /// Layers that are covered in the ring that has fewest. While a market says nothing, what it said last.
@@ -244,6 +324,17 @@ fn cover(observed: &Observed<'_>) -> Option<Saying> {
     })
 }
 
+/// With the number of rings that serve, where some do and not all.
+fn counted(saying: Saying, ready_rings: usize, rings: usize) -> Saying {
+    if ready_rings == 0 || ready_rings == rings {
+        return saying;
+    }
+    Saying {
+        message: format!("{ready_rings} of {rings} rings serve: {}", saying.message),
+        ..saying
+    }
+}
+
 /// The sum of the others.
 fn ready(observed: &Observed<'_>, stages: &[Vec<Stage>], ready_rings: usize, so_far: &Conditions) -> Saying {
     if ready_rings == observed.views.len() {
@@ -254,6 +345,9 @@ fn ready(observed: &Observed<'_>, stages: &[Vec<Stage>], ready_rings: usize, so_
         .filter_map(|stage| Some((stage, stage.trouble.as_ref()?)))
         .collect();
     troubled.sort_by_key(|(_, trouble)| !trouble.failing);
+    if let Some(refused) = missing(observed) {
+        return Saying::no(refused.reason, refused.message.clone());
+    }
     if let Some((stage, trouble)) = troubled.first().filter(|(_, trouble)| trouble.failing) {
         return Saying::no(reasons::STAGE_FAILED, told(stage, trouble));
     }
@@ -353,7 +447,7 @@ fn degraded(observed: &Observed<'_>, stages: &[Vec<Stage>]) -> Saying {
             View::Seen(_) | View::Absent | View::Unasked => {}
         }
     }
-    Saying::no(reasons::AS_EXPECTED, "nothing is wrong")
+    as_expected()
 }
 
 fn model(profile: &ModelProfile) -> ModelStatus {

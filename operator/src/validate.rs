@@ -16,10 +16,12 @@ use kvasir_api::{
 use kvasir_plan::{Device, ModelProfile, RankManifest, Request};
 use serde_json::Value;
 
-use crate::{names, settings::Settings, source::Source};
+use crate::{compare, names, settings::Settings, source::Source};
 
 /// A Service on this port speaks TLS.
 const TLS_PORT: i32 = 443;
+/// Characters of a quantity that are quoted.
+const QUOTED: usize = 40;
 
 /// Why a Ring can't be served as it is.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +55,16 @@ pub enum Error {
     /// a quantity in it is none
     #[error("a quantity of the spec can't be read")]
     Quantity(#[from] QuantityError),
+    /// a quantity that the API server would compute on for hours
+    #[error("{path} of pool {pool} is `{text}`: write a number and a unit, such as 500m or 2Gi")]
+    PoolQuantity {
+        /// the pool
+        pool: String,
+        /// its path in the pool
+        path: String,
+        /// as it is written, or its beginning
+        text: String,
+    },
     /// overrides that are no pod template
     #[error("podOverrides of pool {pool} are no part of a pod template")]
     Overrides {
@@ -88,6 +100,7 @@ impl Error {
             | Error::NoPools
             | Error::NoRelay
             | Error::Quantity(_)
+            | Error::PoolQuantity { .. }
             | Error::Overrides { .. }
             | Error::UnknownOverride { .. } => reasons::INVALID_SPEC,
             Error::Plan(error) => error.reason(),
@@ -155,6 +168,7 @@ pub fn spec(ring: &Ring, settings: &Settings) -> Result<Spec, Error> {
         return Err(Error::NoPools);
     }
     let relay = relay(spec.relay.as_ref(), &namespace, settings).ok_or(Error::NoRelay)?;
+    spec.pools.iter().try_for_each(plain_quantities)?;
     let own_secrets = !spec.image_pull_secrets.is_empty();
     Ok(Spec {
         uid: ring.uid().unwrap_or_default(),
@@ -266,6 +280,40 @@ pub fn relay(relay: Option<&Relay>, namespace: &str, settings: &Settings) -> Opt
     let scheme = if service.port == TLS_PORT { "https" } else { "http" };
     let namespace = service.namespace.as_deref().unwrap_or(namespace);
     Some(format!("{scheme}://{}.{namespace}.svc:{}", service.name, service.port))
+}
+
+/// Quantities that the pool takes into its pods as they are written. The schema has no rule for them: `resources` is
+/// Kubernetes' own type, `podOverrides` can be anything.
+fn plain_quantities(pool: &Pool) -> Result<(), Error> {
+    let resources = serde_json::to_value(&pool.resources).unwrap_or_default();
+    let overrides = pool.pod_overrides.clone().map(Value::Object).unwrap_or_default();
+    for (path, value) in [("resources", &resources), ("podOverrides", &overrides)] {
+        if let Some((path, text)) = overlong(value, path) {
+            return Err(Error::PoolQuantity {
+                pool: pool.name.clone(),
+                path,
+                text: text.chars().take(QUOTED).collect(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The first quantity that isn't plain, and where it is.
+fn overlong<'a>(value: &'a Value, path: &str) -> Option<(String, &'a str)> {
+    match value {
+        Value::String(text) if compare::is_quantity(path) && !kvasir_api::is_plain(text) => {
+            Some((path.to_owned(), text))
+        }
+        Value::Array(items) => {
+            let mut items = items.iter().enumerate();
+            items.find_map(|(at, item)| overlong(item, &format!("{path}[{at}]")))
+        }
+        Value::Object(members) => members
+            .iter()
+            .find_map(|(name, member)| overlong(member, &format!("{path}.{name}"))),
+        _ => None,
+    }
 }
 
 /// A pool's overrides as a pod template. A mistyped field would be passed over in silence, so it is an error.

@@ -11,7 +11,7 @@ pub const ACCEPTED: &str = "Accepted";
 /// [`reasons::MALFORMED_FILE`], [`reasons::UNSUPPORTED_FORMAT`], and what else the reader of sources calls a failure.
 pub const MODEL_RESOLVED: &str = "ModelResolved";
 /// Every pod of the plan has a node: reasons [`reasons::ALL_SCHEDULED`], [`reasons::INSUFFICIENT_CAPACITY`] with the
-/// scheduler's own message.
+/// scheduler's own message, and while pods don't exist [`reasons::AWAITING_STAGES`] or why they are refused.
 pub const SCHEDULED: &str = "Scheduled";
 /// Every layer of every ring is held by a ready stage: reasons [`reasons::ALL_COVERED`], [`reasons::AWAITING_STAGES`],
 /// [`reasons::AWAITING_CLAIMS`], naming the layers that are not.
@@ -23,7 +23,8 @@ pub const READY: &str = "Ready";
 pub const PROGRESSING: &str = "Progressing";
 /// Something that once worked doesn't: reasons [`reasons::AS_EXPECTED`], [`reasons::STAGE_FAILED`],
 /// [`reasons::RELAY_UNREACHABLE`], [`reasons::RELAY_REFUSED`], [`reasons::IMMUTABLE_FIELD`], [`reasons::NAME_IN_USE`],
-/// [`reasons::CHILD_REFUSED`], [`reasons::OUTDATED_DEFINITION`].
+/// [`reasons::CHILD_REFUSED`], [`reasons::OPERATOR_FORBIDDEN`], [`reasons::OUTDATED_DEFINITION`], and what else keeps
+/// the operator from its work.
 pub const DEGRADED: &str = "Degraded";
 
 /// All types, in the order in which they are reached.
@@ -112,6 +113,12 @@ pub mod reasons {
     pub const NAME_IN_USE: &str = "NameInUse";
     /// the API server would not take a child; the message is its own
     pub const CHILD_REFUSED: &str = "ChildRefused";
+    /// the operator lacks a right; the message is the API server's
+    pub const OPERATOR_FORBIDDEN: &str = "OperatorForbidden";
+    /// the Secret of the owner's key holds something else
+    pub const MALFORMED_KEY: &str = "MalformedKey";
+    /// of an event: this operator leaves the Ring to another one
+    pub const MANAGED_ELSEWHERE: &str = "ManagedElsewhere";
     /// the cluster's definition of Ring lacks fields that this operator writes or reads
     pub const OUTDATED_DEFINITION: &str = "OutdatedDefinition";
 }

@@ -29,7 +29,7 @@ pub use endpoint::{Endpoint, ImagePullPolicy, Relay, SecretKeyRef, ServiceRef, S
 pub use market::Market;
 pub use model::{ClaimSource, FileSource, HttpSource, HuggingFaceSource, Model, Source};
 pub use pool::{Backend, Layers, Pool, Storage, UpdateStrategy, Window};
-pub use quantity::{QuantityError, bytes};
+pub use quantity::{QuantityError, bytes, is_plain};
 pub use reference::reference;
 pub use ring::{BoundaryType, CacheType, MAX_NAME, Ring, RingSpec};
 pub use schema::crd_yaml;

@@ -98,13 +98,21 @@ fn scale(unit: &str) -> Option<(u32, i32)> {
     })
 }
 
-/// Schema of a quantity above 0: a text with a unit, or a plain number of bytes.
+/// Whether a text is a quantity that an API server reads at once: it computes for hours on the exponent of `1e999999999`.
+pub fn is_plain(text: &str) -> bool {
+    let exponent = text.find(['e', 'E']).map_or("", |at| &text[at + 1..]);
+    let exponent = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
+    text.len() <= MAX_LENGTH && !(exponent.len() > 2 && exponent.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Schema of a quantity above 0: a text with a unit, or a plain number of bytes. The pattern is part of the rule, since the
+/// API server runs rules on texts that break a pattern, and what comes after it takes hours for a large exponent.
 pub(crate) fn schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({
         "x-kubernetes-int-or-string": true,
         "maxLength": MAX_LENGTH,
         "x-kubernetes-validations": [{
-            "rule": "isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))",
+            "rule": "string(self).matches('^[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]{1,2}|[numkMGTPE]|[KMGTPE]i)?$') && isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))",
             "message": "must be a quantity above 0, such as 512Mi or 2Gi",
         }],
     })
@@ -141,6 +149,17 @@ mod tests {
         ] {
             assert_eq!(of(text), Ok(value), "{text}");
         }
+    }
+
+    #[test]
+    fn quantities_that_take_an_api_server_hours_are_told_from_others() {
+        for text in ["1", "1.5Gi", "1e9", "1E+18", "12E", "500m", "-1e-9"] {
+            assert!(is_plain(text), "{text}");
+        }
+        for text in ["1e999999999", "1E100", "1e+1000000", "1e-999999999"] {
+            assert!(!is_plain(text), "{text}");
+        }
+        assert!(!is_plain(&"9".repeat(33)));
     }
 
     #[test]

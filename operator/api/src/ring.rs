@@ -29,6 +29,12 @@ pub const MAX_NAME: usize = 40;
     ),
     printcolumn(name = "Model", type_ = "string", json_path = ".spec.model.name"),
     printcolumn(
+        name = "Rings",
+        type_ = "string",
+        json_path = ".status.readyRings",
+        description = "rings that serve, of all rings"
+    ),
+    printcolumn(
         name = "Stages",
         type_ = "string",
         json_path = ".status.stages",
@@ -43,7 +49,8 @@ pub const MAX_NAME: usize = 40;
     printcolumn(
         name = "Ready",
         type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Ready")].status"#
+        json_path = r#".status.conditions[?(@.type=="Ready")].status"#,
+        description = "whether all rings serve"
     ),
     printcolumn(
         name = "Reason",

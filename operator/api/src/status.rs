@@ -19,12 +19,18 @@ pub struct RingStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+    /// Namespace of the operator that serves the Ring.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operator: Option<String>,
     /// Rings that exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
     /// Rings in which a lap went round.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_replicas: Option<i32>,
+    /// `readyReplicas/replicas`, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_rings: Option<String>,
     /// Label selector of the pods of rank 0, for the scale subresource.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,

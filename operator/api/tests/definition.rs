@@ -134,7 +134,9 @@ fn names_columns_and_subresources_are_those_of_the_api() {
         .collect();
     assert_eq!(
         columns,
-        ["Model", "Stages", "Covered", "Ready", "Reason", "Endpoint", "Age"]
+        [
+            "Model", "Rings", "Stages", "Covered", "Ready", "Reason", "Endpoint", "Age"
+        ]
     );
     let subresources = version.subresources.as_ref().unwrap();
     assert!(subresources.status.is_some());
@@ -164,6 +166,7 @@ fn e1_the_status_that_the_operator_writes_fits_the_schema() {
     let mut ring = from_yaml(include_str!("good/smallest.yaml")).unwrap();
     ring.status = Some(RingStatus {
         observed_generation: Some(3),
+        operator: Some("kvasir-system".into()),
         conditions: conditions::ALL
             .iter()
             .map(|type_| Condition {
@@ -177,6 +180,7 @@ fn e1_the_status_that_the_operator_writes_fits_the_schema() {
             .collect(),
         replicas: Some(1),
         ready_replicas: Some(0),
+        ready_rings: Some("0/1".into()),
         selector: Some("kvasir.dev/ring=gemma,kvasir.dev/rank=0".into()),
         plan_hash: Some("abc".into()),
         endpoint: Some("http://gemma.models.svc:8080/v1".into()),

@@ -352,6 +352,12 @@ fn what_fields_say_of_each_other_is_checked_as_in_the_cluster() {
         (
             CLUSTER,
             "memory: 40Gi",
+            "memory: 1e999999999",
+            "spec.pools[0].memory: must be a quantity above 0, such as 512Mi or 2Gi",
+        ),
+        (
+            CLUSTER,
+            "memory: 40Gi",
             "memory: -1Gi",
             "spec.pools[0].memory: must be a quantity above 0, such as 512Mi or 2Gi",
         ),

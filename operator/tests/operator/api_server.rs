@@ -3,7 +3,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use axum::{
@@ -32,11 +35,19 @@ struct Objects {
     logs: BTreeMap<(String, String), String>,
     /// a namespace that nothing can be made in any more
     terminating: Option<String>,
+    /// how requests of a method and a plural are refused: code and message
+    refusals: BTreeMap<(String, String), (u16, String)>,
+    /// method and object of each
+    events: Vec<(String, Value)>,
 }
 
 pub(crate) struct ApiServer {
     objects: Mutex<Objects>,
     grown: watch::Sender<usize>,
+    /// what nothing is written of for now
+    held: watch::Sender<Option<String>>,
+    /// requests that wait for it
+    waiting: AtomicUsize,
 }
 
 /// What a path names.
@@ -60,6 +71,8 @@ impl ApiServer {
         let server = Arc::new(ApiServer {
             objects: Mutex::default(),
             grown: watch::Sender::new(0),
+            held: watch::Sender::new(None),
+            waiting: AtomicUsize::new(0),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -111,6 +124,33 @@ impl ApiServer {
     /// From now on nothing can be made in the namespace.
     pub(crate) fn terminate(&self, namespace: &str) {
         self.objects.lock().unwrap().terminating = Some(namespace.to_owned());
+    }
+
+    /// Requests of this method are refused from now on, in these words: `PATCH`, `deployments`.
+    pub(crate) fn refuse(&self, method: &str, plural: &str, code: u16, message: &str) {
+        let mut objects = self.objects.lock().unwrap();
+        let of = (method.to_owned(), plural.to_owned());
+        objects.refusals.insert(of, (code, message.to_owned()));
+    }
+
+    /// Nothing is refused any more.
+    pub(crate) fn refuse_nothing(&self) {
+        self.objects.lock().unwrap().refusals.clear();
+    }
+
+    /// Whoever writes such an object waits from now on; none lets all go on.
+    pub(crate) fn hold(&self, plural: Option<&str>) {
+        self.held.send_replace(plural.map(str::to_owned));
+    }
+
+    /// How many wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst)
+    }
+
+    /// Events that were told, with the method: `POST` makes one.
+    pub(crate) fn events(&self) -> Vec<(String, Value)> {
+        self.objects.lock().unwrap().events.clone()
     }
 
     /// What was asked to be changed, in order; Leases are left out.
@@ -206,9 +246,20 @@ async fn answer(State(server): State<Arc<ApiServer>>, request: Request) -> Respo
     let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
     if target.plural == "events" {
+        let mut objects = server.objects.lock().unwrap();
+        objects.events.push((parts.method.to_string(), body.clone()));
         return Json(body).into_response();
     }
+    if parts.method != Method::GET && *server.held.borrow() == Some(target.plural.clone()) {
+        server.waiting.fetch_add(1, Ordering::SeqCst);
+        let _ = server.held.subscribe().wait_for(Option::is_none).await;
+        server.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
     let mut objects = server.objects.lock().unwrap();
+    let asked = (parts.method.to_string(), target.plural.clone());
+    if let Some((code, message)) = objects.refusals.get(&asked) {
+        return failure(StatusCode::from_u16(*code).unwrap(), "Refused", message, &[]);
+    }
     if parts.method == Method::GET {
         return match &target.name {
             Some(name) if target.log => {
@@ -361,10 +412,14 @@ fn merge(object: &mut Value, patch: &Value) {
 }
 
 fn refused(code: StatusCode, reason: &str, causes: &[&str]) -> Response {
+    failure(code, reason, reason, causes)
+}
+
+fn failure(code: StatusCode, reason: &str, message: &str, causes: &[&str]) -> Response {
     let causes: Vec<Value> = causes.iter().map(|cause| json!({"reason": cause})).collect();
     let status = json!({
         "apiVersion": "v1", "kind": "Status", "status": "Failure", "code": code.as_u16(), "reason": reason,
-        "message": reason, "details": {"causes": causes},
+        "message": message, "details": {"causes": causes},
     });
     (code, Json(status)).into_response()
 }

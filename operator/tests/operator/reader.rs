@@ -118,6 +118,25 @@ async fn e4_what_keeps_the_job_waiting_is_told_in_the_schedulers_words() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_is_not_there_is_told_and_the_model_is_read_once_it_is() {
+    let world = World::reading().await;
+    let message = "0/3 nodes are available: persistentvolumeclaim \"models\" not found.";
+    world.pod(&json!({"phase": "Pending", "conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    ]}));
+    let said = format!("the model's volume is not there: make the PersistentVolumeClaim models ({message})");
+    world.resolved(&format!("False/SourceUnreachable: {said}")).await;
+    assert_eq!(world.said("Ready"), Some(format!("False/SourceUnreachable: {said}")));
+    world.pod(&json!({"phase": "Running", "conditions": [{"type": "PodScheduled", "status": "True"}]}));
+    world
+        .resolved("Unknown/Pending: Job smollm2-reader reads the model's prefix off its volume")
+        .await;
+    world.printed(&profile());
+    eventually("the last child", || world.api.names("deployments").len() == 3).await;
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_failed_is_told_in_its_own_words_and_made_anew_when_it_is_gone() {
     let world = World::reading().await;
     let ended = json!({"terminated": {

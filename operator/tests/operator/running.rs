@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use kube::Client;
 use kvasir_market::{
     Admission, Limits, Market, MarketClient, RingClient, Store, router,
     types::{ClaimRequest, Reach, Run, StageReport},
@@ -12,10 +13,13 @@ use kvasir_operator::{
     controller,
     dereference::owner_key,
     events::Events,
+    holder::Told,
     market::Markets,
     metrics::Metrics,
     model::Models,
     names,
+    newest::Newest,
+    settings::Settings,
     source::Source,
 };
 use kvasir_plan::Link;
@@ -36,6 +40,7 @@ use crate::{
 pub(crate) struct World {
     pub(crate) api: Arc<ApiServer>,
     pub(crate) relay: String,
+    pub(crate) context: Arc<Context>,
     registry: Registry,
     shutdown: CancellationToken,
     operator: tokio::task::JoinHandle<()>,
@@ -85,10 +90,24 @@ impl World {
     async fn start(relay: String, namespaces: &[&str], is_read: bool) -> World {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let (api, client) = ApiServer::start().await;
-        let mut registry = Registry::default();
         let mut settings = settings();
         settings.relay_url = Some(relay.clone());
         settings.watch_namespaces = namespaces.iter().map(|&namespace| namespace.to_owned()).collect();
+        World::work(api, client, settings, is_read)
+    }
+
+    /// An operator of another release for the same Rings.
+    pub(crate) fn beside(&self, namespace: &str) -> World {
+        let mut settings = settings();
+        settings.relay_url = Some(self.relay.clone());
+        settings.pod_namespace = namespace.to_owned();
+        settings.stage_image = format!("{namespace}.example/kvasir-stage:1");
+        World::work(self.api.clone(), self.context.client.clone(), settings, true)
+    }
+
+    fn work(api: Arc<ApiServer>, client: Client, settings: Settings, is_read: bool) -> World {
+        let mut registry = Registry::default();
+        let relay = settings.relay_url.clone().unwrap();
         let models = Models::default();
         if is_read {
             let source = Source::of(&ring(&on_volume()).spec.model.source).unwrap();
@@ -103,13 +122,16 @@ impl World {
             models,
             markets: Markets::default(),
             pauses: Pauses::default(),
+            newest: Newest::default(),
+            others: Told::default(),
             definition,
         });
         let shutdown = CancellationToken::new();
-        let operator = tokio::spawn(controller::run(context, shutdown.clone()));
+        let operator = tokio::spawn(controller::run(context.clone(), shutdown.clone()));
         World {
             api,
             relay,
+            context,
             registry,
             shutdown,
             operator,

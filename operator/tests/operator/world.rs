@@ -10,6 +10,7 @@ use k8s_openapi::{
 use kvasir_api::{Ring, RingStatus};
 use kvasir_market::types::{self, OfferedWindow, WindowState};
 use kvasir_operator::{
+    apply::Refused,
     build::{Kind, Prepared, Resources, build},
     compare,
     dereference::Live,
@@ -295,6 +296,7 @@ pub(crate) struct Visit {
     pub(crate) old: RingStatus,
     pub(crate) now: Timestamp,
     pub(crate) switch: Switch,
+    pub(crate) refused: Vec<Refused>,
 }
 
 impl Visit {
@@ -306,6 +308,7 @@ impl Visit {
             old: RingStatus::default(),
             now: now(),
             switch: Switch::Go,
+            refused: Vec::new(),
         }
     }
 
@@ -344,7 +347,7 @@ impl Visit {
             live: &live,
             views: &self.views,
             switch: &self.switch,
-            refused: &[],
+            refused: &self.refused,
             definition: None,
         };
         status::status(&observed, &prepared.applied())

@@ -1,7 +1,7 @@
 //! Windows by hand: checked as strictly as the planner's own, and given to devices.
 
 use crate::outcome::{Error, Slot, fits_market};
-use crate::{Device, LayerRange, MarketTerms, ModelProfile, Needs, Placement, Request, WindowHolder};
+use crate::{Device, LayerRange, MarketTerms, ModelProfile, Needs, Placement, Request, Window, WindowHolder};
 
 /// Gives each window to a device, or to the market.
 pub(crate) fn place(
@@ -36,6 +36,13 @@ pub(crate) fn place(
 /// Each layer exactly once, in order, and cut where the architecture can be.
 fn check_cover(profile: &ModelProfile, request: &Request) -> Result<(), Error> {
     let layers = profile.layer_count();
+    let out_of_order = |pair: &&[Window]| pair[1].layers.start < pair[0].layers.start;
+    if let Some(pair) = request.windows.windows(2).find(out_of_order) {
+        return Err(Error::OutOfOrder {
+            window: pair[1].layers,
+            before: pair[0].layers,
+        });
+    }
     let mut next = 0;
     for window in &request.windows {
         let LayerRange { start, end } = window.layers;

@@ -8,7 +8,7 @@ use crate::balance::balance;
 use crate::search::{Problem, Seat, Taken, nanos_for};
 use crate::{
     Device, LapShape, LayerRange, MAX_LAYERS, ModelProfile, ModelRef, Need, Needs, Placement, Rank, RankManifest,
-    Request, manual, profile,
+    Request, manual, profile, size,
 };
 
 /// Where a window was placed: the device's index, or none for the market.
@@ -83,8 +83,9 @@ pub enum Error {
     Sizes(#[source] profile::Error),
     /// nobody trusted can hold an end of the ring
     #[error(
-        "layer {layer} must be held inside the cluster, since its rank sees the text, and takes {missing} bytes more \
-         than any device or pool there has: give one more memory, or lower contextLength or sequences"
+        "layer {layer} must be held inside the cluster, since its rank sees the text, and takes {} more than \
+         any device or pool there has: give one more memory, or lower contextLength or sequences",
+        size(*missing)
     )]
     EndTooLarge {
         /// the first layer, or the last
@@ -94,8 +95,9 @@ pub enum Error {
     },
     /// the devices are too few or too small, and the market may not take the rest
     #[error(
-        "layer {layer} and on: {layers} layers, {missing} bytes with their cache, fit on no device or pool, and the \
-         market may take {allowed} layers: add memory or stages, or raise market.maxLayers"
+        "layer {layer} and on: {layers} layers, {} with their cache, fit on no device or pool, and the market may take \
+         {allowed} layers: add memory or stages, or raise market.maxLayers",
+        size(*missing)
     )]
     NotCovered {
         /// the first layer that nobody takes
@@ -133,8 +135,16 @@ pub enum Error {
         /// the layers
         missing: LayerRange,
     },
-    /// windows by hand that overlap or aren't in ring order
-    #[error("window {window} holds layer {layer} again, or is out of order: windows follow each other")]
+    /// windows by hand in another order than the ring's
+    #[error("window {window} stands after window {before}: windows are listed in the order of their layers")]
+    OutOfOrder {
+        /// the window
+        window: LayerRange,
+        /// the one that it has to stand before
+        before: LayerRange,
+    },
+    /// windows by hand that overlap
+    #[error("window {window} holds layer {layer} again: a window begins where the one before it ends")]
     HeldTwice {
         /// the window
         window: LayerRange,
@@ -168,7 +178,7 @@ pub enum Error {
         name: String,
     },
     /// a window by hand that fits nowhere
-    #[error("window {window} needs {memory} bytes of memory, {missing} more than there are")]
+    #[error("window {window} needs {} of memory, {} more than there is", size(*memory), size(*missing))]
     WindowTooLarge {
         /// the window
         window: LayerRange,
@@ -196,7 +206,7 @@ pub enum Error {
         window: LayerRange,
     },
     /// an open window past the market's terms
-    #[error("open window {window} has {bytes} bytes, and the market's windows have {allowed} at most: cut it")]
+    #[error("open window {window} has {}, and the market's windows have {} at most: cut it", size(*bytes), size(*allowed))]
     OpenTooLarge {
         /// the window
         window: LayerRange,

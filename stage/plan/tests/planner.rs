@@ -324,7 +324,11 @@ fn windows_by_hand_that_cannot_be_are_refused_by_name() {
             vec![(0, 4, a()), (3, 8, a())],
             "window 3..8 holds layer 3 again",
         ),
-        (model(8), vec![(4, 8, a()), (0, 4, a())], "no window holds layers 0..4"),
+        (
+            model(8),
+            vec![(4, 8, a()), (0, 4, a())],
+            "window 0..4 stands after window 4..8: windows are listed in the order of their layers",
+        ),
         (
             model(8),
             vec![(0, 4, a()), (4, 9, a())],
@@ -341,7 +345,7 @@ fn windows_by_hand_that_cannot_be_are_refused_by_name() {
             vec![(0, 8, Device("d".into()))],
             "window 0..8 is to run on d, and there is no such device or pool",
         ),
-        (model(8), vec![(0, 8, a())], "window 0..8 needs "),
+        (model(8), vec![(0, 8, a())], "window 0..8 needs 7."),
         (
             model(8),
             vec![(0, 2, a()), (2, 4, a()), (4, 8, a())],
@@ -360,7 +364,7 @@ fn windows_by_hand_that_cannot_be_are_refused_by_name() {
         (
             model(8),
             vec![(0, 2, a()), (2, 5, Open), (5, 8, Any)],
-            "open window 2..5 has 3000000000 bytes",
+            "open window 2..5 has 2.8 GiB, and",
         ),
         (
             model(10),

@@ -256,3 +256,78 @@ fn e3_a_namespace_goes_with_its_rings_and_their_operator() {
     });
     assert!(gone.is_some(), "the namespace is gone within {DELETED:?}");
 }
+
+#[test]
+fn a_right_that_the_operator_lacks_is_told_in_the_api_servers_words() {
+    let Some(cluster) = cluster() else { return };
+    let site = Site::new(cluster, "kvasir-forbidden");
+    site.install(&[]);
+    let ring = suspended(site.ring(), "forbidden");
+    site.apply(&ring).unwrap();
+    site.wait_condition("forbidden", "Ready", SOON, |c| c.reason == "Suspended");
+    let role = site.get(&["role", "kvasir-operator"]).unwrap();
+    let rules = role["rules"].as_array().unwrap();
+    let pods = rules
+        .iter()
+        .position(|rule| rule["resources"] == json!(["pods"]))
+        .unwrap();
+    let patch = |patch: Value| {
+        let patch = format!("--patch={patch}");
+        site.kubectl(&["patch", "role", "kvasir-operator", "--type=json", &patch])
+            .unwrap();
+    };
+    patch(json!([{ "op": "remove", "path": format!("/rules/{pods}") }]));
+    // something to do
+    site.kubectl(&["scale", "ring", "forbidden", "--replicas=2"]).unwrap();
+    let degraded = site.wait_condition("forbidden", "Degraded", SAID, |c| c.reason == "OperatorForbidden");
+    assert_eq!(degraded.status, "True");
+    assert!(
+        degraded.message.contains("cannot list resource \"pods\""),
+        "{degraded:?}"
+    );
+    patch(json!([{ "op": "add", "path": "/rules/-", "value": rules[pods] }]));
+    site.wait_condition("forbidden", "Degraded", SAID, |c| c.reason == "AsExpected");
+}
+
+#[test]
+fn deployments_that_a_quota_refuses_are_what_keeps_a_ring_from_being_ready() {
+    let Some(cluster) = cluster() else { return };
+    let site = Site::new(cluster, "kvasir-quota");
+    site.install(&[]);
+    let quota = json!({
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": { "name": "few" },
+        // the operator's and the relay's own
+        "spec": { "hard": { "count/deployments.apps": "2" } },
+    });
+    site.apply(&quota).unwrap();
+    let ring = site.ring();
+    site.apply(&ring).unwrap();
+    let ready = site.wait_condition(name(&ring), "Ready", SAID, |c| {
+        c.reason == "ChildRefused" && c.message.contains("exceeded quota")
+    });
+    assert_eq!(ready.status, "False", "{ready:?}");
+    let scheduled = site.condition(name(&ring), "Scheduled").unwrap();
+    assert_eq!(scheduled.status, "Unknown", "nothing is scheduled: {scheduled:?}");
+    site.kubectl(&["delete", "resourcequota", "few"]).unwrap();
+    site.wait_ready(name(&ring));
+}
+
+#[test]
+fn a_volume_that_does_not_exist_is_told_in_the_schedulers_words() {
+    let Some(cluster) = cluster() else { return };
+    let site = Site::new(cluster, "kvasir-no-volume");
+    site.install(&[]);
+    let mut ring = site.ring();
+    ring["spec"]["model"]["source"] = json!({
+        "persistentVolumeClaim": { "claimName": "nothing", "path": "model.gguf" },
+    });
+    site.apply(&ring).unwrap();
+    let resolved = site.wait_condition(name(&ring), "ModelResolved", SAID, |c| c.status == "False");
+    assert_eq!(resolved.reason, "SourceUnreachable", "{resolved:?}");
+    assert!(
+        resolved.message.contains("persistentvolumeclaim \"nothing\" not found"),
+        "{resolved:?}"
+    );
+}

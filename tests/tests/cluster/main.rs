@@ -11,6 +11,8 @@ mod losses;
 mod mission;
 mod quiet;
 mod refusals;
+mod rivals;
+mod scaling;
 mod serving;
 mod uninstalling;
 mod volumes;

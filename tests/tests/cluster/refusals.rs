@@ -1,5 +1,7 @@
 //! What the API server refuses, and what it says.
 
+use std::time::Instant;
+
 use kvasir_tests::cluster::Site;
 use serde_json::json;
 
@@ -101,4 +103,17 @@ fn s12_an_immutable_field_is_refused_with_the_reason() {
         told.contains("spec.model.source") && told.contains("immutable"),
         "{told}"
     );
+}
+
+#[test]
+fn a_quantity_that_takes_hours_to_compute_is_refused_at_once() {
+    let Some(cluster) = cluster() else { return };
+    let site = Site::new(cluster, "kvasir-quantities");
+    site.install_definition();
+    let mut ring = suspended(site.ring(), "huge");
+    ring["spec"]["pools"][0]["memory"] = json!("1e999999999");
+    let asked = Instant::now();
+    let told = site.apply(&ring).unwrap_err();
+    assert!(told.contains("must be a quantity above 0"), "{told}");
+    assert!(asked.elapsed() < super::SOON / 4, "{:?}", asked.elapsed());
 }
