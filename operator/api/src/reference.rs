@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use schemars::{JsonSchema, schema_for};
 use serde_json::Value;
 
-use crate::{Backend, BoundaryType, CacheType, UpdateStrategy, schema::root};
+use crate::{Backend, BoundaryType, CacheType, UpdateStrategy, quantity, schema::root};
 
 const HEAD: &str = "\
 <!-- Written by `cargo run -p kvasir-api --example crd` from the types: change those. -->
@@ -191,15 +191,12 @@ fn limits(field: &Value) -> String {
         (Some(least), None) => Some(format!("{least}{unit} or more")),
         (None, None) => None,
     };
-    let is_quantity = field["x-kubernetes-int-or-string"] == true;
-    let length = if is_quantity {
-        None
-    } else {
-        range("minLength", "maxLength", " characters")
-    };
+    if field["x-kubernetes-int-or-string"] == true {
+        return quantity::RULE.to_owned();
+    }
     let of_values = [
         range("minimum", "maximum", ""),
-        length,
+        range("minLength", "maxLength", " characters"),
         range("minItems", "maxItems", ""),
     ];
     let all: Vec<String> = of_values.into_iter().flatten().chain(messages(field)).collect();

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use kube::CustomResourceExt;
 use serde_json::{Map, Value};
 
-use crate::{Error, Fault, Ring};
+use crate::{Error, Fault, Ring, quantity};
 
 /// The custom resource definition as YAML, as `crds/` holds it.
 pub fn crd_yaml() -> Result<String, Error> {
@@ -42,6 +42,13 @@ pub(crate) fn check(schema: &Value, value: &Value, path: &str, faults: &mut Vec<
     if schema["x-kubernetes-int-or-string"] == true {
         if !value.is_string() && !value.is_i64() {
             return fault(format!("expected a text or an integer, found {}", kind(value)));
+        }
+        // only quantities of this project have one: Kubernetes' own are limits and requests of containers
+        if schema["pattern"].is_string() {
+            if let Some(problem) = quantity::fault(value) {
+                fault(problem.to_owned());
+            }
+            return;
         }
     } else if let Some(expected) = schema["type"].as_str() {
         let fits = match expected {

@@ -126,16 +126,16 @@ fn quantities_that_would_keep_an_api_server_busy_for_hours_are_refused() {
         error.to_string()
     };
     assert_eq!(
-        told(&with("resources: {limits: {memory: 1e999999999}}")),
+        told(&with("resources: {limits: {memory: '1e999999999'}}")),
         "resources.limits.memory of pool cpu is `1e999999999`: write a number and a unit, such as 500m or 2Gi"
     );
-    let overrides = "podOverrides: {spec: {volumes: [{name: x, emptyDir: {sizeLimit: 1E123456}}]}}";
+    let overrides = "podOverrides: {spec: {volumes: [{name: x, emptyDir: {sizeLimit: '1E123456'}}]}}";
     assert_eq!(
         told(&with(overrides)),
         "podOverrides.spec.volumes[0].emptyDir.sizeLimit of pool cpu is `1E123456`: write a number and a unit, such as \
          500m or 2Gi"
     );
-    try_validated(&with("resources: {limits: {memory: 1e9, cpu: 500m}}")).unwrap();
+    try_validated(&with("resources: {limits: {memory: '1e9', cpu: 500m}}")).unwrap();
 }
 
 #[test]
