@@ -418,9 +418,18 @@ async fn write(ring: &Ring, context: &Context, old: &RingStatus, mut new: RingSt
         "metadata": metadata,
         "status": new,
     });
-    let params = PatchParams::apply(labels::MANAGER).force();
+    let (params, patch) = if signs(context).is_some() {
+        (PatchParams::apply(labels::MANAGER).force(), Patch::Apply(&patch))
+    } else {
+        // an API server refuses to apply what its definition doesn't hold, and leaves it out of what is merged
+        let params = PatchParams {
+            field_manager: Some(labels::MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        (params, Patch::Merge(&patch))
+    };
     context.metrics.wrote(kvasir_api::KIND, "status");
-    match api.patch_status(&ring.name_any(), &params, &Patch::Apply(&patch)).await {
+    match api.patch_status(&ring.name_any(), &params, &patch).await {
         Ok(_) => {}
         // it is gone
         Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),

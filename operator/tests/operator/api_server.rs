@@ -326,7 +326,16 @@ fn changed(
                 return refused(StatusCode::CONFLICT, "Conflict", &[]);
             }
             if target.status {
-                object["status"] = body["status"].clone();
+                let mut status = body["status"].clone();
+                let known = status_fields(objects);
+                let fields = status.as_object_mut().unwrap();
+                let count = fields.len();
+                fields.retain(|field, _| known.as_ref().is_none_or(|known| known.contains(field)));
+                if fields.len() < count && !is_merge {
+                    let message = "failed to create typed patch object: field not declared in schema";
+                    return failure(StatusCode::INTERNAL_SERVER_ERROR, "", message, &[]);
+                }
+                object["status"] = status;
             } else {
                 merge(&mut object, body);
             }
@@ -336,6 +345,16 @@ fn changed(
     };
     objects.store(place, after.clone());
     Json(after).into_response()
+}
+
+/// Fields of a Ring's status by the definition that is there.
+fn status_fields(objects: &Objects) -> Option<Vec<String>> {
+    let definition = objects
+        .all
+        .get(&key("customresourcedefinitions", "", "rings.kvasir.dev"))?;
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    let fields = schema["properties"]["status"]["properties"].as_object()?;
+    Some(fields.keys().cloned().collect())
 }
 
 fn watch_from(server: Arc<ApiServer>, plural: String, from: u64) -> Response {

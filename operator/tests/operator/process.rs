@@ -151,8 +151,10 @@ async fn the_operator_takes_its_lease_works_and_gives_it_back_at_its_end() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s11_an_outdated_definition_is_told_in_every_rings_conditions() {
     let mut older = definition();
-    let spec = &mut older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
-    spec["properties"].as_object_mut().unwrap().remove("exact");
+    let fields = &mut older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
+    for (part, field) in [("spec", "exact"), ("status", "operator"), ("status", "readyRings")] {
+        fields[part]["properties"].as_object_mut().unwrap().remove(field);
+    }
     let mut world = World::new(older).await;
     world.apply("smollm2", RING);
     let told = || {
@@ -163,7 +165,8 @@ async fn s11_an_outdated_definition_is_told_in_every_rings_conditions() {
     eventually("what is wrong", || told().is_some()).await;
     assert_eq!(
         told().unwrap().1,
-        "the cluster's definition of Ring is of another version and lacks spec.exact: upgrade the chart kvasir-crds"
+        "the cluster's definition of Ring is of another version and lacks spec.exact, status.operator, \
+         status.readyRings: upgrade the chart kvasir-crds"
     );
     assert!(world.ended().await.success());
 }

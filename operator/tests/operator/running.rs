@@ -100,7 +100,7 @@ impl World {
     pub(crate) fn beside(&self, namespace: &str) -> World {
         let mut settings = settings();
         settings.relay_url = Some(self.relay.clone());
-        settings.pod_namespace = namespace.to_owned();
+        namespace.clone_into(&mut settings.pod_namespace);
         settings.stage_image = format!("{namespace}.example/kvasir-stage:1");
         World::work(self.api.clone(), self.context.client.clone(), settings, true)
     }
