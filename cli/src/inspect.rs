@@ -16,9 +16,13 @@ use crate::{
 /// Bytes of a cached value: keys and values are kept as f16 unless a Ring says otherwise.
 const CACHED_VALUE: u64 = 2;
 
+/// For `--help`.
+const NOTES: &str = "\
+The exit code is 2 where the model can't be served at all, not even by one stage: what can be shown is printed all the same.";
+
 /// Show what a model consists of, and whether and where it can be cut. Only its first bytes are read, no weights.
 #[derive(Debug, clap::Args)]
-#[command(after_help = planned::TOKEN_HELP)]
+#[command(after_help = format!("{NOTES}\n\n{}", planned::TOKEN_HELP))]
 #[allow(clippy::doc_markdown, reason = "help texts, which are no Markdown")]
 pub struct Inspect {
     /// Model: a path, an http or https URL, or hf://OWNER/NAME/FILE.gguf (@REVISION after NAME for another than main)
@@ -119,6 +123,9 @@ struct Cut {
     /// the layer that the last window starts at, or one before it
     #[serde(skip_serializing_if = "Option::is_none")]
     last_start: Option<u32>,
+    /// layers before that at which it can't start all the same
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    refused_last_starts: Vec<u32>,
 }
 
 #[derive(Debug, Serialize)]
@@ -130,6 +137,19 @@ struct Stage {
     weight_bytes: u64,
     cache_bytes: u64,
     memory_bytes: u64,
+}
+
+impl Cut {
+    /// Not even the whole model can be served.
+    fn unservable(why: String) -> Self {
+        Cut {
+            possible: false,
+            why: Some(why),
+            max_stages: 0,
+            last_start: None,
+            refused_last_starts: Vec::new(),
+        }
+    }
 }
 
 impl Inspect {
@@ -144,6 +164,14 @@ impl Inspect {
             Err(error) => return Err(error.into()),
         };
         let mut shown = shown(&model, profile.as_ref().map_err(String::as_str))?;
+        if let Some(warning) = planned::template_warning(&model, None) {
+            eprintln!("{warning}");
+        }
+        if profile.is_ok()
+            && let Err(error) = planned::try_out(&model).await
+        {
+            shown.cut = Cut::unservable(error.to_string());
+        }
         if let Some(stages) = self.stages {
             let request = Request {
                 context_length: self.context_length,
@@ -161,7 +189,10 @@ impl Inspect {
         {
             write!(std::io::stdout(), "\n{}", stage_table(stages))?;
         }
-        Ok(())
+        match shown.cut.why {
+            Some(why) if shown.cut.max_stages == 0 => Err(Usage(format!("the model can't be served: {why}")).into()),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -243,17 +274,11 @@ fn kv_bytes(layer: &kvasir_plan::Layer) -> u64 {
 
 fn cut(profile: Result<&ModelProfile, &str>) -> Cut {
     let refused = |why: String| Cut {
-        possible: false,
-        why: Some(why),
         max_stages: 1,
-        last_start: None,
+        ..Cut::unservable(why)
     };
     match profile {
-        // not even the whole model can be served
-        Err(why) => Cut {
-            max_stages: 0,
-            ..refused(why.to_owned())
-        },
+        Err(why) => Cut::unservable(why.to_owned()),
         Ok(profile) => match &profile.indivisible {
             Some(why) => refused(why.clone()),
             None if profile.last_start == 0 => refused("the last window needs all layers that there are".to_owned()),
@@ -262,6 +287,7 @@ fn cut(profile: Result<&ModelProfile, &str>) -> Cut {
                 why: None,
                 max_stages: profile.last_start + 1,
                 last_start: Some(profile.last_start),
+                refused_last_starts: profile.refused_last_starts.clone(),
             },
         },
     }
@@ -270,12 +296,11 @@ fn cut(profile: Result<&ModelProfile, &str>) -> Cut {
 fn split(cut: &Cut, profile: Option<&ModelProfile>, stages: u32, request: &Request) -> anyhow::Result<Vec<Stage>> {
     let why = || Usage(cut.why.clone().unwrap_or_default());
     let profile = profile.ok_or_else(why)?;
-    if stages > 1 && !cut.possible {
+    if !cut.possible && stages > cut.max_stages {
         return Err(why().into());
     }
-    let layers: Vec<u64> = profile.layers.iter().map(|layer| layer.bytes).collect();
     let needs = Needs::new(profile, request)?;
-    let windows = even_windows(&layers, profile.last_start, stages)?;
+    let windows = even_windows(profile, stages)?;
     let stage = |(rank, layers)| {
         let need = needs.rank(layers);
         Stage {
@@ -368,13 +393,21 @@ fn kinds(layers: &[Layer]) -> String {
 
 fn where_cut(shown: &Shown) -> String {
     let layers = shown.layers.len() as u32;
+    let most = shown.cut.max_stages;
     match (&shown.cut.why, shown.cut.last_start) {
         (Some(why), _) => format!("not possible: {why}"),
-        (None, Some(start)) if start + 1 < layers => format!(
-            "before any layer up to {start}, so that the last window has both kinds; {} stages at most",
-            shown.cut.max_stages
-        ),
-        (None, _) => format!("before any layer; {} stages at most", shown.cut.max_stages),
+        (None, Some(start)) if start + 1 < layers => {
+            format!("before any layer up to {start}, so that the last window has both kinds; {most} stages at most")
+        }
+        (None, _) if !shown.cut.refused_last_starts.is_empty() => {
+            let refused: Vec<String> = shown.cut.refused_last_starts.iter().map(u32::to_string).collect();
+            format!(
+                "before any layer, but the last window can't start at {}, for llama.cpp takes as many layers for another \
+                 model; {most} stages at most",
+                refused.join(" or ")
+            )
+        }
+        (None, _) => format!("before any layer; {most} stages at most"),
     }
 }
 

@@ -25,6 +25,9 @@ use std::{ffi::OsString, net::IpAddr, process::ExitCode, time::Duration};
 use clap::Parser;
 use reqwest::Url;
 
+/// The command that is `kvasir-stage`.
+const STAGE: &str = "stage";
+
 /// Kvasir Ring: serves a language model by stages in a circle, each of which holds only a window of its layers.
 #[derive(Debug, Parser)]
 #[command(name = "kvasir", version, after_help = failure::EXIT_CODES)]
@@ -45,7 +48,7 @@ enum Command {
     Invite(invite::Invite),
     Status(status::Status),
     /// What `kvasir up` starts for each window: the command line of `kvasir-stage`
-    #[command(hide = true)]
+    #[command(name = STAGE, hide = true)]
     Stage(kvasir_stage::cli::Cli),
     /// What `kvasir bench relay` starts: the command line of `kvasir-relay`
     #[command(hide = true)]
@@ -67,7 +70,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     if let Command::Stage(stage) = cli.command {
         kvasir_process::log_to_stderr();
-        return stage.run();
+        return stage.run(&[STAGE]);
     }
     if let Command::Relay(relay) = cli.command {
         kvasir_process::log_to_stderr();

@@ -8,12 +8,13 @@ use std::{
 use anyhow::{Context, ensure};
 use kvasir_api::{Backend, Ring, RingSpec};
 use kvasir_gguf::{
-    ModelSource,
+    Model, ModelSource,
     source::{self, Patience},
 };
 use kvasir_plan::{
     Device, LayerRange, ModelProfile, Placement, Plan, RankManifest, Request, Window, WindowHolder, plan,
 };
+use kvasir_stage::trial::{Trial, TrialError};
 use secrecy::SecretString;
 
 use crate::{failure::Usage, table};
@@ -56,6 +57,8 @@ pub struct Planned {
     pub plan: Plan,
     /// the plan as stages read it: epoch 0, no holders
     pub manifest: RankManifest,
+    /// what to say of a chat template that can't be read
+    pub template_warning: Option<String>,
 }
 
 impl RingArgs {
@@ -76,11 +79,11 @@ impl RingArgs {
         let reader = source::open(&source, &access)?;
         let model = source::read_model(&*reader, &[]).await?;
         let profile = ModelProfile::of(&model).context("the model can't be planned")?;
+        try_out(&model).await.context("the model can't be planned")?;
         let mut request = ring.spec.request()?;
         if let Some(stages) = self.stages {
-            let bytes: Vec<u64> = profile.layers.iter().map(|layer| layer.bytes).collect();
-            let windows = even_windows(&bytes, profile.last_start, stages)?.into_iter();
-            request.windows = windows
+            request.windows = even_windows(&profile, stages)?
+                .into_iter()
                 .map(|layers| Window {
                     layers,
                     holder: WindowHolder::Any,
@@ -102,13 +105,38 @@ impl RingArgs {
             profile,
             plan,
             manifest,
+            template_warning: template_warning(&model, ring.spec.model.chat_template.as_deref()),
         })
     }
 }
 
-/// Cuts layers of so many bytes into `stages` windows that are as alike as whole layers allow; the last one starts at
-/// `last_start` or before.
-pub(crate) fn even_windows(bytes: &[u64], last_start: u32, stages: u32) -> anyhow::Result<Vec<LayerRange>> {
+/// What to say when the chat template, the Ring's or else the model's, can't be read.
+pub(crate) fn template_warning(model: &Model, own: Option<&str>) -> Option<String> {
+    let template = own.or_else(|| model.metadata().str("tokenizer.chat_template"))?;
+    let problem = kvasir_stage::api::template_problem(template)?;
+    Some(format!(
+        "warning: {problem}. Chats will be refused, completions won't; model.chatTemplate in a Ring takes its place"
+    ))
+}
+
+/// Asks llama.cpp what it has against the model, of which only the prefix is here.
+pub(crate) async fn try_out(model: &Model) -> Result<(), TrialError> {
+    trial().of_model(model, &std::env::temp_dir()).await
+}
+
+/// This program holds trials as the stage that it also is.
+pub(crate) fn trial() -> Trial {
+    Trial::by_this_program(&[crate::STAGE])
+}
+
+/// Cuts a model into `stages` windows that are as alike in bytes as whole layers allow; the last one starts where it may.
+pub(crate) fn even_windows(profile: &ModelProfile, stages: u32) -> anyhow::Result<Vec<LayerRange>> {
+    let bytes: Vec<u64> = profile.layers.iter().map(|layer| layer.bytes).collect();
+    cuts(&bytes, profile.last_start, &profile.refused_last_starts, stages)
+}
+
+fn cuts(bytes: &[u64], last_start: u32, refused: &[u32], stages: u32) -> anyhow::Result<Vec<LayerRange>> {
+    // no architecture refuses the latest start of all, so that every range of last cuts holds one that is allowed
     let most = last_start + 1;
     ensure!(
         stages <= most,
@@ -126,8 +154,9 @@ pub(crate) fn even_windows(bytes: &[u64], last_start: u32, stages: u32) -> anyho
     for stage in 1..stages {
         let (earliest, latest) = (cuts[cuts.len() - 1] + 1, most + stage - stages);
         let off = |cut: &u32| (before[*cut as usize] * u128::from(stages)).abs_diff(total * u128::from(stage));
+        let allowed = |cut: &u32| stage + 1 < stages || !refused.contains(cut);
         // The range holds a layer: each cut left one for every cut after it.
-        cuts.extend((earliest..=latest).min_by_key(off));
+        cuts.extend((earliest..=latest).filter(allowed).min_by_key(off));
     }
     cuts.push(bytes.len() as u32);
     Ok(cuts
@@ -302,7 +331,7 @@ mod tests {
     }
 
     fn cut(bytes: &[u64], last_start: u32, stages: u32) -> Vec<(u32, u32)> {
-        let windows = even_windows(bytes, last_start, stages).unwrap();
+        let windows = cuts(bytes, last_start, &[], stages).unwrap();
         windows.iter().map(|window| (window.start, window.end)).collect()
     }
 
@@ -318,12 +347,23 @@ mod tests {
         assert_eq!(cut(&[1, 1, 1, 100], 3, 4), [(0, 1), (1, 2), (2, 3), (3, 4)]);
         assert_eq!(cut(&[100, 1, 1, 1], 3, 4), [(0, 1), (1, 2), (2, 3), (3, 4)]);
         assert_eq!(cut(&[1, 1, 1, 100], 2, 3), [(0, 1), (1, 2), (2, 4)]);
-        let error = even_windows(&[1; 4], 2, 4).unwrap_err();
+        let error = cuts(&[1; 4], 2, &[], 4).unwrap_err();
         assert!(error.is::<Usage>());
         assert_eq!(
             error.to_string(),
             "the model can be cut into 3 stages at most, not 4: lower --stages"
         );
+    }
+
+    #[test]
+    fn the_last_window_starts_where_it_may() {
+        let windows = |refused: &[u32]| {
+            let windows = cuts(&[1; 9], 8, refused, 3).unwrap();
+            windows.iter().map(|window| window.start).collect::<Vec<u32>>()
+        };
+        assert_eq!(windows(&[]), [0, 3, 6]);
+        assert_eq!(windows(&[6]), [0, 3, 5]);
+        assert_eq!(windows(&[4, 5, 6, 7]), [0, 3, 8]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use kvasir_gguf::{ModelSource, WindowRole, fetch, source, window};
+use kvasir_stage::trial::Gives;
 
 use crate::{failure::Usage, planned, table::bytes};
 
@@ -58,7 +59,10 @@ impl Slice {
         }
         let last = self.last || layers.end == model.layers();
         let whole = layers.start == 0 && last;
-        let mut minis = vec![(self.out.clone(), window::window(&model, &WindowRole { layers, last })?)];
+        let window = window::window(&model, &WindowRole { layers, last })?;
+        let gives = if last { Gives::Logits } else { Gives::Hidden };
+        planned::trial().of_file(&window, gives, &std::env::temp_dir()).await?;
+        let mut minis = vec![(self.out.clone(), window)];
         if self.first {
             let with_embedding = !(whole && window::is_tied(&model));
             minis.push((self.vocabulary(), window::vocabulary(&model, with_embedding)?));

@@ -4,7 +4,7 @@ use std::{fmt, io::Write};
 
 use serde::Serialize;
 
-pub use kvasir_plan::size as bytes;
+pub use kvasir_gguf::size::size as bytes;
 
 /// Form of a command's output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]

@@ -11,12 +11,16 @@ use kvasir_tests::deadline::wait_for;
 use kvasir_tests::gguf::Value as Metadata;
 use kvasir_tests::models;
 use kvasir_tests::nginx::Nginx;
-use kvasir_tests::random_model::{Architecture, RandomModel};
+use kvasir_tests::random_model::{Architecture, RandomModel, Vocabulary};
 use serde_json::{Value, json};
 
 fn kvasir(arguments: &[&str]) -> Output {
     let mut command = Command::cargo_bin("kvasir").unwrap();
     command.env_remove("RUST_LOG").args(arguments).output().unwrap()
+}
+
+fn random(architecture: Architecture) -> RandomModel {
+    RandomModel::new(architecture).vocabulary(Vocabulary::Bytes)
 }
 
 fn prints(arguments: &[&str]) -> String {
@@ -47,7 +51,7 @@ fn sum(rows: &Value, name: &str) -> u64 {
 
 #[test]
 fn a_dense_model_can_be_cut_before_any_layer() {
-    in_folder(&RandomModel::new(Architecture::Llama), |model| {
+    in_folder(&random(Architecture::Llama), |model| {
         let shown = inspected(&[model]);
         assert_eq!(shown["architecture"], "llama");
         assert_eq!(column(&shown["layers"], "kind"), vec![json!("full"); 8]);
@@ -83,7 +87,7 @@ fn a_dense_model_can_be_cut_before_any_layer() {
 fn stages_are_cut_as_plan_cuts_them() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model.gguf");
-    RandomModel::new(Architecture::Llama).write(&model).unwrap();
+    random(Architecture::Llama).write(&model).unwrap();
     let ring = folder.path().join("ring.yaml");
     let of_ring = json!({
         "apiVersion": "kvasir.dev/v1alpha1", "kind": "Ring", "metadata": { "name": "tiny" },
@@ -114,7 +118,7 @@ fn stages_are_cut_as_plan_cuts_them() {
 
 #[test]
 fn a_hybrid_model_tells_its_kinds_and_keeps_both_in_the_last_window() {
-    in_folder(&RandomModel::new(Architecture::Qwen35Moe).mtp_layers(1), |model| {
+    in_folder(&random(Architecture::Qwen35Moe).mtp_layers(1), |model| {
         let shown = inspected(&[model]);
         let kinds = column(&shown["layers"], "kind");
         let expected = ["recurrent", "recurrent", "recurrent", "full"].repeat(2);
@@ -145,13 +149,16 @@ fn a_hybrid_model_tells_its_kinds_and_keeps_both_in_the_last_window() {
 
 #[test]
 fn an_architecture_that_cannot_be_cut_is_shown_with_the_reason() {
-    let model = RandomModel::new(Architecture::Llama)
+    let model = random(Architecture::Llama)
         .metadata("general.architecture", Metadata::String("gemma3n".to_owned()))
         .metadata("gemma3n.block_count", Metadata::U32(8))
         .metadata("gemma3n.embedding_length", Metadata::U32(256));
     in_folder(&model, |model| {
-        let shown = inspected(&[model]);
+        let output = kvasir(&["inspect", "-o", "json", model]);
+        assert_eq!(output.status.code(), Some(2), "it is shown, and no ring can serve it");
+        let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(shown["architecture"], "gemma3n");
+        assert_eq!(shown["cut"]["maxStages"], 0);
         assert_eq!(shown["cut"]["possible"], false);
         let why = shown["cut"]["why"].as_str().unwrap();
         assert!(
@@ -159,7 +166,13 @@ fn an_architecture_that_cannot_be_cut_is_shown_with_the_reason() {
             "{why}"
         );
         assert!(sum(&shown["layers"], "bytes") > 0);
-        assert!(prints(&["inspect", model]).contains(why));
+        let table = kvasir(&["inspect", model]);
+        assert_eq!(table.status.code(), Some(2));
+        assert!(String::from_utf8(table.stdout).unwrap().contains(why));
+        assert_eq!(
+            String::from_utf8(table.stderr).unwrap(),
+            format!("error: the model can't be served: {why}\n")
+        );
 
         let split = kvasir(&["inspect", model, "--stages", "2"]);
         assert_eq!(split.status.code(), Some(2));
@@ -190,4 +203,57 @@ fn of_a_model_elsewhere_only_the_prefix_is_read() {
         "{sent} bytes for a prefix of {prefix}, of {} in all",
         shown["sizeBytes"]
     );
+}
+
+#[test]
+fn what_llama_cpp_has_against_a_model_is_shown_of_its_first_bytes() {
+    let mut file = random(Architecture::Llama).file();
+    file.tensors.retain(|tensor| tensor.name != "blk.5.ffn_norm.weight");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, file.to_bytes()).unwrap();
+    let output = kvasir(&["inspect", "-o", "json", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let why = shown["cut"]["why"].as_str().unwrap();
+    assert_eq!(
+        why,
+        "llama.cpp can't run this model: tensor blk.5.ffn_norm.weight is missing"
+    );
+    assert_eq!(
+        column(&shown["layers"], "kind"),
+        vec![json!("full"); 8],
+        "what can be told is told"
+    );
+    let names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+    assert_eq!(names.len(), 1, "nothing is left beside the model");
+}
+
+#[test]
+fn every_command_cuts_where_the_last_window_may_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    random(Architecture::Deepseek2).layers(54).write(&path).unwrap();
+    let model = path.to_str().unwrap();
+    let shown = inspected(&[model, "--stages", "2"]);
+    assert_eq!(shown["cut"]["refusedLastStarts"], json!([27, 28]));
+    let start = shown["stages"][1]["layers"]["start"].as_u64().unwrap();
+    assert!(![27, 28].contains(&start), "{start}");
+    let table = prints(&["inspect", model]);
+    assert!(table.contains("the last window can't start at 27 or 28"), "{table}");
+
+    let ring = folder.path().join("ring.yaml");
+    let spec = json!({ "model": { "name": "tiny", "source": { "file": { "path": model } } }, "contextLength": 256 });
+    let of_ring = json!({
+        "apiVersion": "kvasir.dev/v1alpha1", "kind": "Ring", "metadata": { "name": "tiny" }, "spec": spec,
+    });
+    std::fs::write(&ring, of_ring.to_string()).unwrap();
+    let planned = prints(&["plan", ring.to_str().unwrap(), "--stages", "2", "-o", "json"]);
+    let planned: Value = serde_json::from_str(&planned).unwrap();
+    assert_eq!(column(&planned["ranks"], "layers"), column(&shown["stages"], "layers"));
+    for start in [27, 28, start] {
+        let out = folder.path().join("out.gguf");
+        let cut = kvasir(&["slice", model, &format!("{start}..54"), "--out", out.to_str().unwrap()]);
+        assert_eq!(cut.status.success(), ![27, 28].contains(&start), "{start}");
+    }
 }

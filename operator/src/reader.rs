@@ -232,6 +232,7 @@ mod tests {
             head_bytes: 0,
             tied: true,
             last_start: 0,
+            refused_last_starts: Vec::new(),
             padding: kvasir_plan::profile::Padding::default(),
             indivisible: None,
         };

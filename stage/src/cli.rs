@@ -6,6 +6,7 @@ mod health;
 mod join;
 mod profile;
 mod run;
+mod trial;
 mod window;
 
 use std::io::Write;
@@ -16,6 +17,8 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use kvasir_plan::RankManifest;
 use tokio::io::AsyncReadExt;
+
+use crate::trial::Trial;
 
 pub use window::load;
 
@@ -37,18 +40,24 @@ enum Command {
     Run(Box<run::Args>),
     /// Claim windows of a ring, fetch them, and serve them until they are handed back: what `kvasir join` starts.
     Join(Box<join::Args>),
+    /// Load a file that has no weights yet: what `fetch` starts before it asks for any
+    #[command(hide = true)]
+    Trial(trial::Args),
 }
 
 impl Cli {
-    /// Runs the command; an error is one line on standard error, with its causes.
-    pub fn run(self) -> ExitCode {
+    /// Runs the command; an error is one line on standard error, with its causes. `way` are the arguments that lead to this
+    /// command line in the running program, which starts itself again for trials.
+    pub fn run(self, way: &'static [&'static str]) -> ExitCode {
+        let trial = Trial::by_this_program(way);
         // One provider for the process: several compiled in leave rustls without a default.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let done = match self.command {
-            Command::Fetch(args) => block_on(args.run()),
-            Command::Profile(args) => block_on(args.run()),
+            Command::Fetch(args) => block_on(args.run(&trial)),
+            Command::Profile(args) => block_on(args.run(&trial)),
             Command::Run(args) => args.prepare().and_then(|prepared| block_on(args.run(prepared))),
-            Command::Join(args) => args.prepare().and_then(|prepared| block_on(args.run(prepared))),
+            Command::Join(args) => args.prepare().and_then(|prepared| block_on(args.run(prepared, &trial))),
+            Command::Trial(args) => return args.run(),
         };
         match done {
             Ok(()) => ExitCode::SUCCESS,

@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 
 use kvasir_gguf::source::{self, Access, ModelSource};
 use kvasir_gguf::window::{self, WindowRole};
-use kvasir_gguf::{Model, ModelIdentity, arch, fetch};
+use kvasir_gguf::{MiniGguf, Model, ModelIdentity, arch, fetch};
 use kvasir_plan::{LayerRange, RankManifest};
+
+use crate::trial::{Gives, Trial, TrialError};
 
 /// The window of a rank.
 pub const WINDOW_FILE: &str = "window.gguf";
@@ -57,6 +59,9 @@ pub enum FetchError {
     /// the architecture can't be run in windows
     #[error(transparent)]
     Architecture(#[from] arch::Error),
+    /// llama.cpp can't run what the prefix describes
+    #[error(transparent)]
+    Trial(#[from] TrialError),
     /// the download failed
     #[error(transparent)]
     Fetch(#[from] fetch::Error),
@@ -81,6 +86,7 @@ impl FetchError {
             FetchError::Source(e) => e.reason(),
             FetchError::Window(e) => e.reason(),
             FetchError::Architecture(e) => e.reason(),
+            FetchError::Trial(e) => e.reason(),
             FetchError::Fetch(e) => e.reason(),
             FetchError::Model { source, .. } => source.reason(),
         }
@@ -145,12 +151,14 @@ impl RankFiles {
         Ok(())
     }
 
-    /// Fetches what isn't there yet. `progress` counts the bytes of both files together.
+    /// Fetches what isn't there yet, once a trial has found nothing against the model. `progress` counts the bytes of both
+    /// files together.
     pub async fn fetch(
         &self,
         from: &ModelSource,
         access: &Access,
         prefix_bytes: &[u64],
+        trial: &Trial,
         mut progress: impl FnMut(Progress) + Send,
     ) -> Result<Fetched, FetchError> {
         std::fs::create_dir_all(&self.dir).map_err(|source| FetchError::Folder {
@@ -183,6 +191,7 @@ impl RankFiles {
                 path,
             ));
         }
+        self.try_out(trial, &model, &files).await?;
         let total = files.iter().map(|(mini, _)| mini.fetched_bytes()).sum();
         let mut sum = Fetched {
             bytes_fetched: model.prefix_bytes().iter().sum(),
@@ -202,6 +211,19 @@ impl RankFiles {
             sum.bytes_written += fetched.bytes_written;
         }
         Ok(sum)
+    }
+
+    /// Tries the whole trunk, so that what is wrong with another rank's window is told here too, and then the rank's own
+    /// files.
+    async fn try_out(&self, trial: &Trial, model: &Model, files: &[(MiniGguf, PathBuf)]) -> Result<(), FetchError> {
+        if !(self.first && self.last) {
+            trial.of_file(&window::trunk(model)?, Gives::Logits, &self.dir).await?;
+        }
+        let window = if self.last { Gives::Logits } else { Gives::Hidden };
+        for ((mini, _), gives) in files.iter().zip([window, Gives::Tokens]) {
+            trial.of_file(mini, gives, &self.dir).await?;
+        }
+        Ok(())
     }
 
     /// File that rank 0 reads rows of the embedding from, and what it multiplies them by.

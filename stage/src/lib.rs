@@ -6,4 +6,5 @@ pub mod fetch;
 pub mod ring;
 pub mod run;
 mod strikes;
+pub mod trial;
 mod vocabulary;

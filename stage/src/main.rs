@@ -8,5 +8,5 @@ use kvasir_stage::cli::Cli;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     kvasir_process::log_to_stderr();
-    cli.run()
+    cli.run(&[])
 }

@@ -36,6 +36,8 @@ pub enum TensorType {
     F32,
     /// 2 bytes a value
     F16,
+    /// whole numbers of 4 bytes, which no weights are
+    I32,
     /// blocks of 32 values: an f16 scale and 32 signed bytes
     #[default]
     Q8_0,
@@ -47,6 +49,7 @@ impl TensorType {
         match self {
             Self::F32 => 0,
             Self::F16 => 1,
+            Self::I32 => 26,
             Self::Q8_0 => 8,
         }
     }
@@ -56,6 +59,7 @@ impl TensorType {
         match self {
             Self::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
             Self::F16 => values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
+            Self::I32 => values.iter().flat_map(|&v| (v as i32).to_le_bytes()).collect(),
             Self::Q8_0 => {
                 assert_eq!(values.len() % BLOCK, 0, "Q8_0 stores whole blocks");
                 values.chunks_exact(BLOCK).flat_map(q8_0_block).collect()

@@ -12,14 +12,14 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context, ensure};
 use kvasir_engine::{Backend, CacheType, Mode, Output as EngineOutput, WindowOptions};
-use kvasir_gguf::ModelSource;
+use kvasir_gguf::{Model, ModelSource};
 use kvasir_plan::RankManifest;
 use serde::Serialize;
 
 use crate::{
     failure::{StageLost, Usage},
     local::{self, Folder, Program, RingMarket, Served},
-    planned::RingArgs,
+    planned::{self, RingArgs},
     supervise::Children,
     table::{Column, Output, Table},
 };
@@ -90,6 +90,10 @@ impl Bench {
                 manifest.context_length
             ))
         );
+        // A ring runs some models that stock llama.cpp doesn't take whole, and ends the process of.
+        let model = Model::open(path)?;
+        let tried = planned::trial().of_whole(&model, path).await;
+        tried.context("the whole model can't be loaded to compare the ring with")?;
         let folder = Folder::open(self.dir.clone(), "bench", &manifest.ring)?;
         let mut children = Children::new(GRACE);
         let summary = self.measure(&folder, manifest, path, &ring.spec, &mut children).await;

@@ -114,7 +114,7 @@ impl Up {
         head: &Cell<Option<u32>>,
     ) -> anyhow::Result<()> {
         let planned = self.ring.plan(ring).await?;
-        if let Some(warning) = planned.memory_warning() {
+        for warning in planned.memory_warning().iter().chain(&planned.template_warning) {
             eprintln!("{warning}");
         }
         if let (Some(secret), Err(_)) = (&ring.spec.endpoint.api_key_secret_ref, std::env::var("KVASIR_API_KEYS")) {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kvasir_tests::random_model::{Architecture, RandomModel};
+use kvasir_tests::random_model::{Architecture, RandomModel, Vocabulary};
 use serde_json::{Value, json};
 
 use crate::{Folder, fails, file, prints, text};
@@ -88,7 +88,9 @@ fn a_plan_shows_windows_and_bytes() {
 fn a3_an_mtp_block_is_planned_at_the_last_rank_and_is_in_no_window() {
     let folder = Folder::new();
     let model = folder.path("model.gguf");
-    let with_mtp = RandomModel::new(Architecture::Qwen35Moe).mtp_layers(1);
+    let with_mtp = RandomModel::new(Architecture::Qwen35Moe)
+        .vocabulary(Vocabulary::Bytes)
+        .mtp_layers(1);
     with_mtp.write(&model).unwrap();
     let windows = json!({"windows": [{"layers": {"start": 0, "end": 3}}, {"layers": {"start": 3, "end": 8}}]});
     let ring = folder.ring(&file(&model), &windows);

@@ -68,7 +68,7 @@ fn files_that_are_too_short_are_told_by_what_they_lack() {
     );
     fs::write(&model, b"GGUF\x03\0\0\0").unwrap();
     let (_, error) = fails(&["plan", text(&ring)]);
-    assert!(error.contains("has 8 bytes and needs 16 or more"), "{error}");
+    assert!(error.contains("has 8 bytes and needs 16 bytes or more"), "{error}");
 }
 
 #[test]

@@ -111,6 +111,7 @@ pub(crate) fn model() -> Arc<ModelProfile> {
         head_bytes: 16 * MIB,
         tied: true,
         last_start: 29,
+        refused_last_starts: Vec::new(),
         padding: Padding::default(),
         indivisible: None,
     })

@@ -1,7 +1,7 @@
 //! The hole at the end of a mapped window, a padding layer or an embedding: llama.cpp reads a file that it maps from end
 //! to end, and the pages of the hole, which are never computed with, would stay in this process's memory.
 
-use llama_cpp_sys_2 as sys;
+use crate::table;
 use std::ffi::CStr;
 use std::ops::Range;
 use std::path::Path;
@@ -9,37 +9,18 @@ use std::path::Path;
 /// The byte of the file at which the hole begins, behind which there is nothing else: the layers behind the window's
 /// `layers`, or where there are none the embedding beside a head of its own.
 pub(crate) fn start(file: &CStr, layers: u32) -> Option<u64> {
-    let params = sys::gguf_init_params {
-        no_alloc: true,
-        ctx: std::ptr::null_mut(),
+    let tensors = table::of(file)?;
+    let first = |wanted: &dyn Fn(&str) -> bool| {
+        let wanted = tensors.iter().filter(|(name, _)| wanted(name));
+        wanted.map(|(_, start)| *start).min()
     };
-    // SAFETY: `file` is zero-terminated, and without `ctx` nothing but the prefix is read.
-    let gguf = unsafe { sys::gguf_init_from_file(file.as_ptr(), params) };
-    if gguf.is_null() {
-        return None;
-    }
-    // SAFETY: the context lives until it is freed below, and so do the names in it; tensors are asked for by numbers
-    // below their count.
-    let start = unsafe {
-        let data = sys::gguf_get_data_offset(gguf) as u64;
-        let first = |wanted: &dyn Fn(&[u8]) -> bool| {
-            (0..sys::gguf_get_n_tensors(gguf))
-                .filter(|&tensor| wanted(CStr::from_ptr(sys::gguf_get_tensor_name(gguf, tensor)).to_bytes()))
-                .map(|tensor| sys::gguf_get_tensor_offset(gguf, tensor) as u64)
-                .min()
-        };
-        let padding = first(&|name| block(name).is_some_and(|block| block >= layers));
-        let start = padding.or_else(|| first(&|name| name == b"token_embd.weight"));
-        start.map(|start| data + start)
-    };
-    // SAFETY: made above, and used by nobody else.
-    unsafe { sys::gguf_free(gguf) };
-    start
+    let padding = first(&|name| block(name).is_some_and(|block| block >= layers));
+    padding.or_else(|| first(&|name| name == "token_embd.weight"))
 }
 
 /// `N` of `blk.N.…`
-fn block(name: &[u8]) -> Option<u32> {
-    let rest = std::str::from_utf8(name).ok()?.strip_prefix("blk.")?;
+fn block(name: &str) -> Option<u32> {
+    let rest = name.strip_prefix("blk.")?;
     rest.split_once('.')?.0.parse().ok()
 }
 
@@ -132,9 +113,9 @@ mod tests {
 
     #[test]
     fn tensors_tell_their_block() {
-        assert_eq!(block(b"blk.12.attn_q.weight"), Some(12));
+        assert_eq!(block("blk.12.attn_q.weight"), Some(12));
         for other in ["token_embd.weight", "blk.x.weight", "blk.1"] {
-            assert_eq!(block(other.as_bytes()), None, "{other}");
+            assert_eq!(block(other), None, "{other}");
         }
     }
 

@@ -2,6 +2,7 @@
 
 use llama_cpp_sys_2 as sys;
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::ffi::{CStr, c_char, c_void};
 use std::io::Write as _;
 
@@ -10,8 +11,11 @@ const KEPT: usize = 64;
 /// What the lines say that tell the sizes of a context's buffers.
 pub(crate) const BUFFER_SIZE: &str = "buffer size =";
 
+/// What the lines say that name a tensor which the model has a use for, or which it knows and leaves out.
+const OF_TENSORS: [&str; 2] = ["loading tensor ", "model has unused tensor "];
+
 thread_local! {
-    static SAID: RefCell<Option<Vec<Line>>> = const { RefCell::new(None) };
+    static SAID: RefCell<Option<Said>> = const { RefCell::new(None) };
 }
 
 #[derive(Clone, Debug)]
@@ -20,15 +24,25 @@ pub(crate) struct Line {
     pub(crate) text: String,
 }
 
-/// Warnings, errors and buffer sizes that llama.cpp told on this thread during one call.
-#[derive(Debug)]
-pub(crate) struct Said(Vec<Line>);
+/// What llama.cpp told on this thread during one call.
+#[derive(Debug, Default)]
+pub(crate) struct Said {
+    /// warnings, errors and buffer sizes
+    lines: Vec<Line>,
+    /// names of the tensors that it took
+    tensors: HashSet<String>,
+}
 
 impl Said {
     /// The last error, or else the last warning; llama.cpp names the cause first and then who gave up, so an error
     /// that says only "failed to load model" is passed over when there is a better one.
     pub(crate) fn why(&self) -> String {
-        let of = |level| self.0.iter().filter(move |l| l.level == level).map(|l| l.text.as_str());
+        let of = |level| {
+            self.lines
+                .iter()
+                .filter(move |l| l.level == level)
+                .map(|l| l.text.as_str())
+        };
         let errors: Vec<&str> = of(sys::GGML_LOG_LEVEL_ERROR).collect();
         let vague = |text: &&&str| !text.ends_with("failed to load model") && !text.contains("failed to decode, ret");
         errors
@@ -41,8 +55,13 @@ impl Said {
             .map_or_else(|| "llama.cpp did not say why".to_owned(), without_function)
     }
 
+    /// Whether it took the tensor of this name.
+    pub(crate) fn took(&self, tensor: &str) -> bool {
+        self.tensors.contains(tensor)
+    }
+
     pub(crate) fn lines(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|line| line.text.as_str())
+        self.lines.iter().map(|line| line.text.as_str())
     }
 }
 
@@ -56,10 +75,10 @@ fn without_function(line: &str) -> String {
 
 /// Runs `call` and keeps what llama.cpp says meanwhile on this thread.
 pub(crate) fn listen<T>(call: impl FnOnce() -> T) -> (T, Said) {
-    SAID.with_borrow_mut(|said| *said = Some(Vec::new()));
+    SAID.with_borrow_mut(|said| *said = Some(Said::default()));
     let result = call();
     let said = SAID.with_borrow_mut(Option::take);
-    (result, Said(said.unwrap_or_default()))
+    (result, said.unwrap_or_default())
 }
 
 /// Sends llama.cpp's and ggml's log to `tracing`, and the text of an abort before the process dies of it.
@@ -85,9 +104,13 @@ unsafe extern "C" fn on_line(level: sys::ggml_log_level, text: *const c_char, _:
     }
     let of_use = matches!(level, sys::GGML_LOG_LEVEL_WARN | sys::GGML_LOG_LEVEL_ERROR) || text.contains(BUFFER_SIZE);
     SAID.with_borrow_mut(|said| {
-        if let Some(lines) = said
-            && of_use
-        {
+        let Some(said) = said else { return };
+        let of_tensor = OF_TENSORS.iter().find_map(|told| text.split_once(told));
+        if let Some((_, name)) = of_tensor {
+            said.tensors.extend(name.split(' ').next().map(str::to_owned));
+        }
+        if of_use {
+            let lines = &mut said.lines;
             if lines.len() == KEPT {
                 lines.remove(0);
             }
@@ -115,15 +138,14 @@ mod tests {
     use super::*;
 
     fn said(lines: &[(sys::ggml_log_level, &str)]) -> Said {
-        Said(
-            lines
-                .iter()
-                .map(|&(level, text)| Line {
-                    level,
-                    text: text.to_owned(),
-                })
-                .collect(),
-        )
+        let lines = lines.iter().map(|&(level, text)| Line {
+            level,
+            text: text.to_owned(),
+        });
+        Said {
+            lines: lines.collect(),
+            ..Said::default()
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A loaded GGUF file: a window, a whole model, or a vocabulary alone.
 
 use crate::error::EngineError;
-use crate::{hole, log};
+use crate::{hole, log, table};
 use llama_cpp_2::gguf::GgufContext;
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, CString};
@@ -27,6 +27,8 @@ pub(crate) enum Weights {
     Repacked,
     /// read into memory as they are
     Plain,
+    /// none, though their shapes are looked at and graphs can be built: of a file that has no weights yet
+    Outline,
 }
 
 /// What the metadata says about a window, read before it is loaded.
@@ -90,6 +92,24 @@ impl Header {
     }
 }
 
+/// llama.cpp says of tensors that it has no use for how many there are, and not which.
+fn unknown_tensors(file: &CStr, said: &log::Said) -> Option<String> {
+    /// Names that are told.
+    const TOLD: usize = 3;
+    if !said.why().contains("wrong number of tensors") {
+        return None;
+    }
+    let mut unknown: Vec<String> = table::of(file)?.into_iter().map(|(name, _)| name).collect();
+    unknown.retain(|name| !said.took(name));
+    let more = match unknown.len().saturating_sub(TOLD) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    unknown.truncate(TOLD);
+    let names = unknown.join(", ");
+    (!names.is_empty()).then(|| format!("it has no use for {names}{more}"))
+}
+
 fn c_path(path: &Path) -> Result<CString, EngineError> {
     CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| EngineError::Path { path: path.to_owned() })
 }
@@ -117,27 +137,29 @@ impl Model {
         let mut params = unsafe { sys::llama_model_default_params() };
         params.n_gpu_layers = 0;
         params.vocab_only = weights == Weights::VocabularyOnly;
+        params.no_alloc = weights == Weights::Outline;
         // A mapped file stays resident beside the repacked copy, so it isn't mapped; but a hole must
         // stay unread, so there it is, and repacking, which would read it, is off.
-        params.load_mode = if header.sparse {
+        params.load_mode = if header.sparse && weights != Weights::Outline {
             sys::LLAMA_LOAD_MODE_MMAP
         } else {
             sys::LLAMA_LOAD_MODE_NONE
         };
-        params.use_extra_bufts = weights == Weights::Repacked && !header.sparse;
+        params.use_extra_bufts = matches!(weights, Weights::Repacked | Weights::Outline) && !header.sparse;
         // SAFETY: `file` is zero-terminated and outlives the call; llama.cpp catches its own exceptions here.
         let (pointer, said) = log::listen(|| unsafe { sys::llama_model_load_from_file(file.as_ptr(), params) });
         let pointer = NonNull::new(pointer).ok_or_else(|| EngineError::Load {
             path: path.to_owned(),
-            detail: said.why(),
+            detail: unknown_tensors(&file, &said).unwrap_or_else(|| said.why()),
         })?;
-        let weight_bytes = if params.vocab_only {
+        let weight_bytes = if params.vocab_only || params.no_alloc {
             0
         } else {
             // SAFETY: the model was just loaded.
             unsafe { sys::llama_model_size(pointer.as_ptr()) }
         };
         if header.sparse
+            && weights != Weights::Outline
             && let Some(start) = hole::start(&file, header.window_layers.unwrap_or(header.blocks))
         {
             hole::release(path, &(start..u64::MAX));

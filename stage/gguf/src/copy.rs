@@ -1,4 +1,4 @@
-//! Writes a mini-GGUF from a model that lies in local files.
+//! Writes a mini-GGUF from a model that lies in local files, or as an outline without weights.
 
 use std::fs::File;
 use std::io;
@@ -26,4 +26,12 @@ pub fn write_from_file(model: &Path, mini: &MiniGguf, out: &Path) -> io::Result<
     }
     file.set_len(mini.len)?;
     file.sync_all()
+}
+
+/// Writes `mini` to `out`, which must not be there yet, with a hole in place of every weight: as long as the whole file, it
+/// takes the room of its head.
+pub fn write_outline(mini: &MiniGguf, out: &Path) -> io::Result<()> {
+    let file = File::create_new(out)?;
+    file.write_all_at(&mini.header, 0)?;
+    file.set_len(mini.len)
 }

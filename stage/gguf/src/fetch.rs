@@ -17,6 +17,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::pieces::Piece;
 use crate::prefix;
+use crate::size::Bytes;
 use crate::source::{self, RangeReader};
 use crate::window::MiniGguf;
 use partial::Partial;
@@ -33,7 +34,7 @@ pub enum Error {
     #[error(transparent)]
     Source(#[from] source::Error),
     /// the disk is too small
-    #[error("{path} needs {needed} more bytes and {free} are free: make room, or choose a smaller window")]
+    #[error("{path} needs {} more and {} are free: make room, or choose a smaller window", Bytes(*.needed), Bytes(*.free))]
     NoSpace {
         /// file to be written
         path: PathBuf,

@@ -9,6 +9,7 @@ pub mod model;
 pub mod parts;
 mod pieces;
 pub mod prefix;
+pub mod size;
 pub mod source;
 pub mod tensor;
 pub mod window;

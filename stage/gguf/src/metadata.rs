@@ -4,6 +4,7 @@
 //! are views that are decoded when read.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -175,6 +176,35 @@ impl<'a> Value<'a> {
                 )
             }
         })
+    }
+}
+
+/// As messages tell it: of a long text its start, of an array its length.
+impl fmt::Display for Value<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// Characters of a text that are told.
+        const TOLD: usize = 40;
+        match self {
+            Value::U8(v) => v.fmt(f),
+            Value::I8(v) => v.fmt(f),
+            Value::U16(v) => v.fmt(f),
+            Value::I16(v) => v.fmt(f),
+            Value::U32(v) => v.fmt(f),
+            Value::I32(v) => v.fmt(f),
+            Value::U64(v) => v.fmt(f),
+            Value::I64(v) => v.fmt(f),
+            Value::F32(v) => v.fmt(f),
+            Value::F64(v) => v.fmt(f),
+            Value::Bool(v) => v.fmt(f),
+            Value::String(bytes) => {
+                // no character takes more than four bytes
+                let start = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * TOLD)]);
+                let told: String = start.chars().take(TOLD).collect();
+                let rest = if told.len() < bytes.len() { "…" } else { "" };
+                write!(f, "the text {told:?}{rest}")
+            }
+            Value::Array(array) => write!(f, "an array of {} values of type {:?}", array.len, array.ty),
+        }
     }
 }
 

@@ -1,6 +1,9 @@
 //! One GGUF model, in one part or several: what its prefixes say, without its weights.
 
 mod checks;
+mod error;
+mod kind;
+mod numbers;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,6 +17,7 @@ use crate::metadata::{Metadata, Value};
 use crate::parts::part_names;
 use crate::prefix::{self, Prefix, PrefixParser};
 use crate::tensor::{TensorType, layer_of};
+pub use error::Error;
 
 /// llama.cpp's `LLAMA_MAX_LAYERS`
 const MAX_LAYERS: u32 = 512;
@@ -21,153 +25,6 @@ const MAX_LAYERS: u32 = 512;
 const LONGEST_NAME: usize = 64;
 /// Most values of a hidden state; the largest known have below 20,000.
 const MAX_WIDTH: u32 = 1 << 20;
-
-/// Why prefixes make no model.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// a prefix can't be read
-    #[error("part {part} can't be read")]
-    Prefix {
-        /// part, from 1
-        part: usize,
-        /// what is wrong with it
-        #[source]
-        source: prefix::Error,
-    },
-    /// a file can't be read
-    #[error("{path} can't be read")]
-    Io {
-        /// which
-        path: PathBuf,
-        /// why
-        #[source]
-        source: std::io::Error,
-    },
-    /// a file ends before its prefix or its tensors do
-    #[error("part {part} has {size} bytes and needs {needed} ({what}): download it again")]
-    Incomplete {
-        /// part, from 1
-        part: usize,
-        /// bytes there
-        size: u64,
-        /// bytes needed
-        needed: u64,
-        /// what ends there
-        what: String,
-    },
-    /// a key is missing, or has another type than llama.cpp reads
-    #[error("metadata key {key} is missing or not {expected}: this is no complete language model")]
-    Key {
-        /// which
-        key: String,
-        /// what it has to be
-        expected: &'static str,
-    },
-    /// a per-layer array of another length than there are blocks
-    #[error("metadata key {key} has {found} values for {blocks} blocks")]
-    ArrayLength {
-        /// which
-        key: String,
-        /// values there
-        found: usize,
-        /// blocks of the model
-        blocks: u32,
-    },
-    /// a tensor name that an earlier part has too
-    #[error("tensor {name} is in part {first} and again in part {second}")]
-    Duplicate {
-        /// which
-        name: String,
-        /// part, from 1
-        first: usize,
-        /// part, from 1
-        second: usize,
-    },
-    /// parts that don't belong together
-    #[error("part {part} doesn't fit the others: {problem}")]
-    Parts {
-        /// part, from 1
-        part: usize,
-        /// what doesn't fit
-        problem: String,
-    },
-    /// a tensor of a block that isn't there
-    #[error("tensor {name} belongs to block {layer}, and the model has {blocks}")]
-    NoSuchBlock {
-        /// which
-        name: String,
-        /// its block
-        layer: u32,
-        /// blocks of the model
-        blocks: u32,
-    },
-    /// a tensor that doesn't lie behind the one before it
-    #[error(
-        "tensor {name} lies at byte {offset} of the data and should lie at {expected}, behind the one before it: the file is \
-         damaged"
-    )]
-    Misplaced {
-        /// which
-        name: String,
-        /// first byte in the data section
-        offset: u64,
-        /// where llama.cpp takes it to be
-        expected: u64,
-    },
-    /// a block without tensors
-    #[error("the model is said to have {blocks} blocks, and there is no tensor of block {block}")]
-    EmptyBlock {
-        /// which
-        block: u32,
-        /// blocks of the model
-        blocks: u32,
-    },
-    /// a layer that is taken for an MTP block
-    #[error("block {block} counts as an MTP block (nextn_predict_layers) and has no nextn tensor")]
-    NoMtpBlock {
-        /// which
-        block: u32,
-    },
-    /// a tensor whose shape is not that of the model
-    #[error("tensor {name} has the shape {found:?} and should have {expected}")]
-    Shape {
-        /// which
-        name: &'static str,
-        /// its dimensions, row length first
-        found: Vec<u64>,
-        /// what they have to be
-        expected: String,
-    },
-    /// a tensor whose size can't be told
-    #[error("tensor {name} has {ty}, whose size is not known here: a newer version may read it")]
-    UnknownType {
-        /// which
-        name: String,
-        /// its type
-        ty: TensorType,
-    },
-}
-
-impl Error {
-    /// Stable `PascalCase` word for metrics, events and conditions.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Error::Prefix { source, .. } => source.reason(),
-            Error::Io { .. } => "SourceUnreachable",
-            Error::Incomplete { .. } => "IncompleteFile",
-            Error::UnknownType { .. } => "UnsupportedFormat",
-            Error::Key { .. }
-            | Error::ArrayLength { .. }
-            | Error::Duplicate { .. }
-            | Error::Parts { .. }
-            | Error::NoSuchBlock { .. }
-            | Error::Misplaced { .. }
-            | Error::EmptyBlock { .. }
-            | Error::NoMtpBlock { .. }
-            | Error::Shape { .. } => "MalformedFile",
-        }
-    }
-}
 
 /// Hash of a model's prefixes, total size and revision. Two stages with different identities don't hold the same model.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -248,9 +105,17 @@ pub struct Tensor {
 impl Tensor {
     /// Length in bytes.
     pub fn bytes(&self) -> Result<u64, Error> {
-        self.size.ok_or_else(|| Error::UnknownType {
-            name: self.name.clone(),
-            ty: self.ty,
+        self.size.ok_or_else(|| match self.ty.block() {
+            Some(block) => Error::BrokenBlocks {
+                name: self.name.clone(),
+                ty: self.ty,
+                dims: self.dims.clone(),
+                block,
+            },
+            None => Error::UnknownType {
+                name: self.name.clone(),
+                ty: self.ty,
+            },
         })
     }
 
@@ -284,10 +149,8 @@ impl Model {
             })?
             .prefix
             .metadata;
-        let key = |key: &str, expected| Error::Key {
-            key: key.into(),
-            expected,
-        };
+        kind::check(metadata)?;
+        let key = |key: &str, expected| Error::key(metadata, key, expected);
         // it stands in what people read
         let is_word = |name: &&str| name.len() <= LONGEST_NAME && name.bytes().all(|byte| byte.is_ascii_graphic());
         let architecture = metadata
@@ -388,9 +251,8 @@ impl Model {
     pub fn vocabulary(&self) -> Result<u32, Error> {
         self.tensor("token_embd.weight")
             .and_then(|tensor| tensor.dims.get(1).copied().unwrap_or(1).try_into().ok())
-            .ok_or_else(|| Error::Key {
-                key: "token_embd.weight".into(),
-                expected: "a tensor of rows",
+            .ok_or(Error::NoTensor {
+                name: "token_embd.weight",
             })
     }
 
@@ -408,10 +270,7 @@ impl Model {
     /// Booleans count as 0 and 1. None when the key is absent.
     pub fn per_layer(&self, key: &str) -> Result<Option<Vec<u64>>, Error> {
         let full = self.full_key(key);
-        let wrong = || Error::Key {
-            key: full.clone(),
-            expected: "whole numbers, one or one for each block",
-        };
+        let wrong = || Error::key(self.metadata(), &full, "whole numbers, one or one for each block");
         let Some(value) = self.metadata().get(&full) else {
             return Ok(None);
         };

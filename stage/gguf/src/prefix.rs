@@ -7,6 +7,8 @@
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>, versions 2 and 3, little-endian.
 
+mod other;
+
 use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
@@ -37,10 +39,12 @@ const LIKELY_STRING: u64 = 14;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// another kind of file
-    #[error("this is not a GGUF file: it starts with {start:02x?}; check the address or path of the model")]
+    #[error("this is not a GGUF file: {}; check the address or path of the model", start_words(.start, *.looks_like))]
     NotGguf {
         /// first bytes
         start: [u8; 4],
+        /// what it seems to be in place of one
+        looks_like: Option<&'static str>,
     },
     /// the magic is byte-swapped
     #[error(
@@ -105,6 +109,13 @@ impl Error {
             Error::TooLarge { .. } | Error::Malformed { .. } | Error::Duplicate { .. } => "MalformedFile",
         }
     }
+}
+
+fn start_words(start: &[u8; 4], looks_like: Option<&'static str>) -> String {
+    looks_like.map_or_else(
+        || format!("it starts with {start:02x?}"),
+        |what| format!("it looks like {what}"),
+    )
 }
 
 /// How far the parser is.
@@ -253,7 +264,14 @@ impl PrefixParser {
         match &magic {
             b"GGUF" => {}
             b"FUGG" => return Err(Error::Swapped.into()),
-            _ => return Err(Error::NotGguf { start: magic }.into()),
+            _ => {
+                let looks_like = other::looks_like(&self.bytes);
+                return Err(Error::NotGguf {
+                    start: magic,
+                    looks_like,
+                }
+                .into());
+            }
         }
         let version = cursor.u32()?;
         match version {

@@ -174,7 +174,7 @@ pub enum Error {
         url: String,
     },
     /// bytes past the end
-    #[error("{url} has {size} bytes and needs {needed} or more: it is incomplete")]
+    #[error("{url} has {} and needs {} or more: it is incomplete", crate::size::Bytes(*.size), crate::size::Bytes(*.needed))]
     Incomplete {
         /// the address or path
         url: String,

@@ -71,6 +71,20 @@ impl TensorType {
         self.layout().map(|layout| layout.0)
     }
 
+    /// Weights that share a block, where the number is known.
+    pub(crate) fn block(self) -> Option<u64> {
+        self.layout().map(|layout| layout.1)
+    }
+
+    /// Whether llama.cpp multiplies with matrices of the type on a CPU (`vec_dot` of `type_traits_cpu` in ggml-cpu.c). Of
+    /// a number that isn't known here nothing is said.
+    pub(crate) fn is_of_weights(self) -> bool {
+        !matches!(
+            self.name(),
+            Some("Q8_1" | "Q8_K" | "I8" | "I16" | "I32" | "I64" | "F64")
+        )
+    }
+
     /// Several weights share a block.
     pub fn is_quantised(self) -> bool {
         self.layout().is_some_and(|layout| layout.1 > 1)

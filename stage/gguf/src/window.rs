@@ -220,6 +220,8 @@ pub struct MiniGguf {
     pub len: u64,
     /// identity of the model it is cut from
     pub identity: ModelIdentity,
+    /// the number that each of its blocks has in the model
+    pub blocks: Vec<u32>,
 }
 
 impl MiniGguf {
@@ -235,27 +237,30 @@ impl MiniGguf {
 
 /// The mini-GGUF of a rank's window.
 pub fn window(model: &Model, role: &WindowRole) -> Result<MiniGguf, Error> {
+    cut(model, role, role.last)
+}
+
+/// All layers of the trunk and the head as one window, without the tokenizer: what is tried before any rank fetches its
+/// own window, so that a fault in one of them stops them all.
+pub fn trunk(model: &Model) -> Result<MiniGguf, Error> {
+    let layers = 0..model.layers();
+    cut(model, &WindowRole { layers, last: true }, false)
+}
+
+fn cut(model: &Model, role: &WindowRole, tokenizer: bool) -> Result<MiniGguf, Error> {
     let plan = plan(model, role)?;
-    let header = keys::of_window(model, role, &plan)?;
+    let header = keys::of_window(model, role, &plan, tokenizer)?;
     let mut tensors = tensors::made_up(model, plan.architecture, role);
     tensors.extend(tensors::of_window(model, plan.architecture, role)?);
     for (new, layer) in plan.layers.iter().enumerate().skip(role.layers.len()) {
         tensors.extend(tensors::of_padding(model, *layer, new)?);
     }
-    Ok(place(model, header, tensors))
+    Ok(place(model, header, tensors, plan.layers))
 }
 
 /// Whether there can be such a window, as far as its layers go; [`window`] also looks at all keys and tensors.
 pub fn check(model: &Model, role: &WindowRole) -> Result<(), Error> {
     plan(model, role).map(drop)
-}
-
-/// Lengths that [`check`] refuses for the last window of a model of this architecture, layers of the trunk and vocabulary,
-/// whatever its other keys say.
-pub fn refused_last_lengths(architecture: &str, layers: u32, vocabulary: u32) -> Vec<u32> {
-    arch::named(architecture).map_or_else(Vec::new, |known| {
-        by_layers::refused_last_lengths(known, layers, vocabulary)
-    })
 }
 
 /// What is decided about a window before anything is written.
@@ -273,6 +278,9 @@ struct Plan {
 fn plan(model: &Model, role: &WindowRole) -> Result<Plan, Error> {
     let architecture = arch::of(model)?;
     check_role(model, role)?;
+    model.check_blocks()?;
+    model.check_numbers()?;
+    model.check_types()?;
     check_experts(model)?;
     let kinds = arch::layer_kinds(model)?;
     let measures = by_layers::measures(model, architecture, role)?;
@@ -304,7 +312,7 @@ pub fn vocabulary(model: &Model, with_embedding: bool) -> Result<MiniGguf, Error
     } else {
         Vec::new()
     };
-    Ok(place(model, keys::of_vocabulary(model), tensors))
+    Ok(place(model, keys::of_vocabulary(model), tensors, Vec::new()))
 }
 
 /// The MTP blocks as a model of their own, which llama.cpp loads with `load_mtp`: for the last rank, which has what they
@@ -316,7 +324,13 @@ pub fn mtp(model: &Model) -> Result<Option<MiniGguf>, Error> {
         return Ok(None);
     }
     let header = keys::of_mtp(model)?;
-    Ok(Some(place(model, header, tensors::of_mtp(model, architecture)?)))
+    let blocks = (model.layers()..model.block_count()).collect();
+    Ok(Some(place(
+        model,
+        header,
+        tensors::of_mtp(model, architecture)?,
+        blocks,
+    )))
 }
 
 /// The head is tied to the embedding: the model has no `output.weight`.
@@ -375,7 +389,7 @@ fn padding_layer(architecture: &Architecture, kinds: &[LayerKind], role: &Window
 }
 
 /// Gives each tensor its place: one after the other, each at a multiple of the alignment, as llama.cpp demands.
-fn place(model: &Model, header: Header, tensors: Vec<Unplaced>) -> MiniGguf {
+fn place(model: &Model, header: Header, tensors: Vec<Unplaced>, blocks: Vec<u32>) -> MiniGguf {
     let alignment = model.parts()[0].prefix.alignment;
     let mut offset = 0;
     let mut placed: Vec<PlacedTensor> = Vec::with_capacity(tensors.len());
@@ -403,5 +417,6 @@ fn place(model: &Model, header: Header, tensors: Vec<Unplaced>) -> MiniGguf {
         tensors: placed,
         len: data + offset,
         identity: model.identity(),
+        blocks,
     }
 }

@@ -231,7 +231,7 @@ async fn b3_room_is_looked_for_before_anything_is_written() {
         .unwrap_err();
     let text = error.to_string();
     assert_eq!(error.reason(), "NoSpace");
-    assert!(text.contains("more bytes and") && text.contains("are free"), "{text}");
+    assert!(text.contains(" more and ") && text.contains(" are free"), "{text}");
     assert_eq!(server.asked().len(), requests, "no payload was asked for");
     assert_eq!(names(folder.path()), Vec::<String>::new());
 }

@@ -444,7 +444,7 @@ async fn b7_a_window_that_is_there_needs_no_network() {
     let other = "00".repeat(32).parse().unwrap();
     assert!(refused(Some(1..3), other).contains("is of model"));
     std::fs::write(case.target(), &case.wanted[..case.wanted.len() - 32]).unwrap();
-    assert!(refused(Some(1..3), identity).contains("bytes and should have"));
+    assert!(refused(Some(1..3), identity).contains("and should have"));
     let mut damaged = case.wanted.clone();
     *damaged.last_mut().unwrap() ^= 1;
     std::fs::write(case.target(), damaged).unwrap();
@@ -756,4 +756,6 @@ async fn a9_a_page_instead_of_a_model_is_called_that() {
     assert_eq!(error.reason(), "NotGguf");
     let source = std::error::Error::source(&error).unwrap();
     assert!(!format!("{error} {source}").contains("log in"));
+    let cause = source.source().unwrap().to_string();
+    assert!(cause.contains("an HTML page (a login or an error page?)"), "{cause}");
 }

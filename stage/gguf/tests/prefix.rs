@@ -182,7 +182,11 @@ fn a9_version_1_byte_order_and_magic_are_named() {
         Error::UnknownVersion { version: 4 }
     );
     assert_eq!(refused(&head(b"FUGG", [0, 0, 0, 3])), Error::Swapped);
-    assert_eq!(refused(&head(b"<htm", [0; 4])), Error::NotGguf { start: *b"<htm" });
+    let page = Error::NotGguf {
+        start: *b"<htm",
+        looks_like: Some("an HTML page (a login or an error page?)"),
+    };
+    assert_eq!(refused(&head(b"<htm", [0; 4])), page);
     for (error, word) in [
         (Error::Version1, "version 1"),
         (Error::BigEndian { version: 3 }, "big-endian"),

@@ -14,7 +14,6 @@ mod outcome;
 pub mod profile;
 mod request;
 mod search;
-mod size;
 
 pub use check::{InvalidManifest, MAX_LAYERS};
 pub use manifest::{BoundaryType, Holder, LapShape, LayerRange, Link, ModelRef, Rank, RankManifest};
@@ -22,4 +21,3 @@ pub use needs::{Need, Needs};
 pub use outcome::{Error, Plan, PlannedRank, Row, plan};
 pub use profile::{Layer, LayerKind, ModelProfile};
 pub use request::{CacheType, Device, MarketTerms, Placement, Request, Window, WindowHolder};
-pub use size::size;

@@ -83,7 +83,7 @@ fn check_cover(profile: &ModelProfile, request: &Request) -> Result<(), Error> {
             latest: profile.last_start,
         });
     }
-    if profile.refused_last_starts().contains(&last) {
+    if profile.refused_last_starts.contains(&last) {
         return Err(Error::LastLength {
             start: last,
             layers: layers - last,

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use kvasir_gguf::size::size;
 use serde::Serialize;
 
 use crate::balance::balance;
 use crate::search::{Problem, Seat, Taken, nanos_for};
 use crate::{
     Device, LapShape, LayerRange, MAX_LAYERS, ModelProfile, ModelRef, Need, Needs, Placement, Rank, RankManifest,
-    Request, manual, profile, size,
+    Request, manual, profile,
 };
 
 /// Where a window was placed: the device's index, or none for the market.

@@ -76,6 +76,9 @@ pub struct ModelProfile {
     pub tied: bool,
     /// the last window starts at this layer or before it: llama.cpp needs both kinds of a hybrid model there
     pub last_start: u32,
+    /// layers before that at which it can't start all the same: llama.cpp takes as many layers for another model
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused_last_starts: Vec<u32>,
     /// bytes of a padding layer: of full attention for a window that has none, of a recurrent one likewise; 0 where no
     /// window needs one
     pub padding: Padding,
@@ -137,6 +140,8 @@ impl ModelProfile {
                 .ok_or(Error::Overflow { what: "size" })?;
         }
         let bytes = TensorBytes::of(model)?;
+        // of what can't even be cut into one window there is nothing to plan
+        window::trunk(model)?;
         let layers = layers(model, &kinds, &bytes.layers)?;
         let hybrid = kinds.contains(&arch::LayerKind::Recurrent);
         Ok(ModelProfile {
@@ -153,6 +158,7 @@ impl ModelProfile {
                 .unwrap_or(1),
             feed_forward: feed_forward(model)?,
             last_start: last_start(&layers),
+            refused_last_starts: refused_last_starts(model, last_start(&layers)),
             layers,
             mtp_layers: model.mtp_layers(),
             mtp_bytes: bytes.mtp,
@@ -172,16 +178,6 @@ impl ModelProfile {
     /// Number of layers of the trunk.
     pub fn layer_count(&self) -> u32 {
         self.layers.len() as u32
-    }
-
-    /// Layers at which the last window can't start although it might start later: llama.cpp takes as many layers for
-    /// another model.
-    pub fn refused_last_starts(&self) -> Vec<u32> {
-        let layers = self.layer_count();
-        window::refused_last_lengths(&self.architecture, layers, self.vocabulary)
-            .into_iter()
-            .map(|length| layers - length)
-            .collect()
     }
 }
 
@@ -304,6 +300,19 @@ fn last_start(layers: &[Layer]) -> u32 {
         (Some(recurrent), Some(attention)) => recurrent.min(attention) as u32,
         _ => last as u32,
     }
+}
+
+/// Asks for every last window that could be.
+fn refused_last_starts(model: &Model, last_start: u32) -> Vec<u32> {
+    let layers = model.layers();
+    let is_refused = |start: &u32| {
+        let role = WindowRole {
+            layers: *start..layers,
+            last: true,
+        };
+        matches!(window::check(model, &role), Err(window::Error::KnownByLayers { .. }))
+    };
+    (1..=last_start).filter(is_refused).collect()
 }
 
 /// What a padding layer takes: shapes of the first layer of its kind, matrices in the smallest type.

@@ -43,6 +43,7 @@ fn model(layers: usize) -> ModelProfile {
         head_bytes: 1000,
         tied: false,
         last_start: layers.saturating_sub(1) as u32,
+        refused_last_starts: Vec::new(),
         padding: Padding::default(),
         indivisible: None,
     }

@@ -242,9 +242,14 @@ fn an_architecture_that_cannot_be_cut_is_refused_by_name() {
 fn lengths_of_the_last_window_that_make_it_another_model_are_known() {
     let profile = ModelProfile::of(&toy("deepseek2", 61, &[("attention.q_lora_rank", Value::U32(4))])).unwrap();
     assert_eq!((profile.last_start, &profile.indivisible), (60, &None));
-    assert_eq!(profile.refused_last_starts(), [35, 34], "26 and 27 layers");
+    assert_eq!(profile.refused_last_starts, [34, 35], "27 and 26 layers");
     let light = ModelProfile::of(&toy("deepseek2", 27, &[])).unwrap();
-    assert!(light.refused_last_starts().is_empty());
+    assert!(light.refused_last_starts.is_empty());
+    let plain = ModelProfile::of(&toy("deepseek2", 61, &[])).unwrap();
+    assert!(
+        plain.refused_last_starts.is_empty(),
+        "without compressed queries nothing changes"
+    );
 }
 
 #[test]

@@ -259,6 +259,12 @@ pub fn router(ring: Arc<dyn Ring>, tokenizer: Arc<dyn Tokenizer>, mut config: Ap
         .with_state(api)
 }
 
+/// Why chats can't be had with a model of this chat template, if so.
+pub fn template_problem(template: &str) -> Option<String> {
+    let compiled = ChatTemplate::compile(template, String::new(), String::new());
+    compiled.err().map(|error| error.to_string())
+}
+
 fn compile_template(tokenizer: &dyn Tokenizer, own: Option<String>) -> Result<ChatTemplate, TemplateError> {
     let source = own.or_else(|| tokenizer.chat_template()).unwrap_or_else(|| {
         tracing::warn!("the model has no chat template: ChatML is used, which it may not understand");

@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::{read_plan, say, stdin_ended};
 use crate::fetch::{FetchError, Fetched, Progress, RankFiles};
+use crate::trial::Trial;
 
 /// How progress is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -45,9 +46,9 @@ pub(super) struct Args {
 }
 
 impl Args {
-    pub(super) async fn run(self) -> anyhow::Result<()> {
+    pub(super) async fn run(self, trial: &Trial) -> anyhow::Result<()> {
         let done = tokio::select! {
-            done = self.fetch() => done,
+            done = self.fetch(trial) => done,
             () = stdin_ended(self.exit_with_stdin) => bail!("the program that started this fetch is gone"),
         };
         if self.progress == Telling::Json {
@@ -68,7 +69,7 @@ impl Args {
         Ok(())
     }
 
-    async fn fetch(&self) -> anyhow::Result<Fetched> {
+    async fn fetch(&self, trial: &Trial) -> anyhow::Result<Fetched> {
         let source: ModelSource = serde_json::from_str(&self.source).context("--source is no model source")?;
         let plan = read_plan(&self.plan)?;
         let files = RankFiles::new(&plan, self.rank, &self.dir)?;
@@ -98,7 +99,7 @@ impl Args {
             }
         };
         Ok(files
-            .fetch(&source, &access, &plan.model.prefix_bytes, progress)
+            .fetch(&source, &access, &plan.model.prefix_bytes, trial, progress)
             .await?)
     }
 }

@@ -22,6 +22,7 @@ use super::say;
 use super::window::{EngineArgs, FORM_WITHIN, Prepared, cancel_on_signal, probe, relays};
 use crate::fetch::{Progress, RankFiles};
 use crate::run::{Keeper, RunError, Stage, Standing, Wanted};
+use crate::trial::Trial;
 
 /// A claim that was lost is claimed again for this long; then other windows may be better.
 const CLAIM_AGAIN: Duration = Duration::from_secs(60);
@@ -84,15 +85,15 @@ impl Args {
         Prepared::of(&self.plan)
     }
 
-    pub(super) async fn run(self, prepared: Prepared) -> anyhow::Result<()> {
-        let done = self.serve(prepared).await;
+    pub(super) async fn run(self, prepared: Prepared, trial: &Trial) -> anyhow::Result<()> {
+        let done = self.serve(prepared, trial).await;
         if let Err(error) = &done {
             say(&json!({ "event": "error", "reason": "JoinFailed", "message": chain(error.as_ref()) }));
         }
         done
     }
 
-    async fn serve(self, Prepared { plan, backend }: Prepared) -> anyhow::Result<()> {
+    async fn serve(self, Prepared { plan, backend }: Prepared, trial: &Trial) -> anyhow::Result<()> {
         let source: ModelSource = serde_json::from_str(&self.source).context("--source is no model source")?;
         let keys = Arc::new(NodeKeys::load_or_generate(&self.key)?);
         let ring = MarketClient::new(&self.market, keys.clone())?.ring(&plan.ring);
@@ -118,7 +119,7 @@ impl Args {
         let keeper = Keeper::start(wanted, StageState::Fetching { done: 0, total: 0 }, Some(claim));
         let mut standing = keeper.standing();
         let fetched = tokio::select! {
-            fetched = self.fetch(&files, &source, &plan.model.prefix_bytes, &keeper) => fetched.map(Some),
+            fetched = self.fetch(&files, &source, &plan.model.prefix_bytes, trial, &keeper) => fetched.map(Some),
             lost = lost_for_good(&mut standing) => Err(lost),
             () = signalled.cancelled() => Ok(None),
         };
@@ -181,6 +182,7 @@ impl Args {
         files: &RankFiles,
         source: &ModelSource,
         prefix_bytes: &[u64],
+        trial: &Trial,
         keeper: &Keeper,
     ) -> anyhow::Result<u64> {
         let mut told = None;
@@ -195,7 +197,9 @@ impl Args {
             });
             say(&json!({ "event": "progress", "done": p.done, "total": p.total }));
         };
-        let fetched = files.fetch(source, &Access::default(), prefix_bytes, progress).await?;
+        let fetched = files
+            .fetch(source, &Access::default(), prefix_bytes, trial, progress)
+            .await?;
         keeper.say(StageState::Loading);
         say(&json!({
             "event": "done", "bytesFetched": fetched.bytes_fetched, "bytesWritten": fetched.bytes_written,

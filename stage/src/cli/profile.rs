@@ -5,6 +5,7 @@ use kvasir_gguf::source::{self, Access, ModelSource};
 use kvasir_plan::ModelProfile;
 
 use super::say;
+use crate::trial::Trial;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -14,12 +15,13 @@ pub(super) struct Args {
 }
 
 impl Args {
-    /// Reads the model's prefix and writes its profile as one line of JSON on standard output.
-    pub(super) async fn run(self) -> anyhow::Result<()> {
+    /// Reads the model's prefix, tries it, and writes its profile as one line of JSON on standard output.
+    pub(super) async fn run(self, trial: &Trial) -> anyhow::Result<()> {
         let source: ModelSource = serde_json::from_str(&self.source).context("--source is no model source")?;
         let reader = source::open(&source, &Access::default())?;
         let model = source::read_model(&*reader, &[]).await?;
         let profile = ModelProfile::of(&model).context("the model can't be planned")?;
+        trial.of_model(&model, &std::env::temp_dir()).await?;
         say(&serde_json::to_value(&profile)?);
         Ok(())
     }

@@ -8,6 +8,7 @@ use kvasir_gguf::source::{Access, ModelSource};
 use kvasir_plan::{BoundaryType, RankManifest};
 use kvasir_stage::fetch::RankFiles;
 use kvasir_stage::ring::{Embedding, Loaded};
+use kvasir_stage::trial::Trial;
 
 use crate::circle::{Circle, plan};
 
@@ -73,7 +74,7 @@ impl Real {
             .build()
             .unwrap();
         runtime
-            .block_on(files.fetch(&source, &Access::default(), &[], |_| {}))
+            .block_on(files.fetch(&source, &Access::default(), &[], &Trial::none(), |_| {}))
             .unwrap();
         let embedding = files.embedding().unwrap();
         let embedding = embedding

@@ -20,6 +20,17 @@ three in ten ways, and run the windows one after the other beside the whole mode
 tokens, several sequences at once. A cut counts here only if all logits were the same to the bit. What can't be cut is refused
 by the planner, before any weights are fetched, with the reason that stands here.
 
+`kvasir inspect MODEL` says of a model which architecture it has, and whether and where it can be cut. It reads the model's first
+bytes, and no weights.
+
+## Names
+
+GGUF files of the same family don't always have the same architecture, and later models of a family may have another one: what
+counts is `general.architecture` in the file.
+
+| model | architecture | |
+| --- | --- | --- |
+{NAMES}
 ## What is cut
 
 Figures are numbers of cuts shown; cuts into two are counted against all that there are.
@@ -27,6 +38,52 @@ Figures are numbers of cuts shown; cuts into two are counted against all that th
 | architecture | which layers are of which kind | input of the first layer | in two | in three | cuts refused | variants | remarks |
 | --- | --- | --- | --- | --- | --- | --- | --- |
 ";
+
+/// Models by the names that people know, and the architecture of their GGUF files.
+const NAMES: &[(&str, &str)] = &[
+    (
+        "Llama 2, Llama 3, 3.1, 3.2 and 3.3, Mistral 7B, Mistral Nemo, Mistral Small up to 3, SmolLM2, TinyLlama, Yi",
+        "llama",
+    ),
+    ("Mixtral 8x7B and 8x22B", "llama"),
+    ("Llama 4 Scout and Maverick", "llama4"),
+    (
+        "Ministral 3, Mistral Small 3.1 and 3.2 (older files: llama)",
+        "mistral3",
+    ),
+    ("Mistral Small 4", "mistral4"),
+    ("SmolLM3", "smollm3"),
+    ("Qwen2, Qwen2.5, QwQ, DeepSeek-R1-Distill-Qwen", "qwen2"),
+    ("DeepSeek-R1-Distill-Llama", "llama"),
+    ("Qwen3 0.6B to 32B", "qwen3"),
+    ("Qwen3 30B-A3B and 235B-A22B, Qwen3-Coder", "qwen3moe"),
+    ("Qwen3-Next 80B-A3B, Qwen3-Coder-Next", "qwen3next"),
+    ("Qwen3.5 dense", "qwen35"),
+    ("Qwen3.5 35B-A3B, 122B-A10B and 397B-A17B", "qwen35moe"),
+    ("Qwen3-VL", "qwen3vl"),
+    (
+        "DeepSeek-V2, V2-Lite, V3, V3.1 and R1, Kimi K2, GLM-4.7-Flash",
+        "deepseek2",
+    ),
+    ("DeepSeek-V3.2", "deepseek32"),
+    ("GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7", "glm4moe"),
+    ("gpt-oss-20b and gpt-oss-120b", "gpt-oss"),
+    ("Gemma 1, CodeGemma", "gemma"),
+    ("Gemma 2", "gemma2"),
+    ("Gemma 3, MedGemma", "gemma3"),
+    ("Gemma 3n", "gemma3n"),
+    ("Gemma 4", "gemma4"),
+    ("Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini", "phi3"),
+    ("Phi-3.5-MoE", "phimoe"),
+    ("Granite 4.0 H: Micro, Tiny, Small", "granitehybrid"),
+    ("Granite 3, without experts", "granite"),
+    ("LFM2 350M, 700M, 1.2B and 2.6B", "lfm2"),
+    ("LFM2-8B-A1B", "lfm2moe"),
+    ("MiniMax-M2", "minimax-m2"),
+    ("Command R", "command-r"),
+    ("Falcon-H1", "falcon-h1"),
+    ("Nemotron-H, Nemotron Nano 2", "nemotron_h"),
+];
 
 const REFUSED: &str = "
 ## What isn't
@@ -36,7 +93,7 @@ const REFUSED: &str = "
 /// The page.
 pub(crate) fn render(shown: &[Shown]) -> String {
     let described: Vec<Described> = arch::known().collect();
-    let mut page = INTRODUCTION.to_owned();
+    let mut page = INTRODUCTION.replace("{NAMES}\n", &names(&described));
     let mut rows: Vec<(&str, Vec<&Shown>)> = Vec::new();
     for shown in shown {
         let name = shown.case.architecture.name();
@@ -55,6 +112,20 @@ pub(crate) fn render(shown: &[Shown]) -> String {
         assert!(is_shown, "{} is cut, and no test shows that it can be", known.name);
     }
     page + REFUSED + &refused(&described)
+}
+
+/// Every name stands for an architecture that llama.cpp knows.
+fn names(described: &[Described]) -> String {
+    let line = |(model, architecture): &(&str, &str)| {
+        let known = described.iter().find(|known| known.name == *architecture);
+        let known = known.unwrap_or_else(|| panic!("{model}: there is no architecture {architecture}"));
+        let verdict = match known.cut {
+            Ok(_) => "can be cut".to_owned(),
+            Err(why) => format!("can't be cut: {why}"),
+        };
+        format!("| {model} | {architecture} | {verdict} |\n")
+    };
+    NAMES.iter().map(line).collect::<String>() + "\n"
 }
 
 fn row(known: &Described, shown: &[&Shown]) -> String {

@@ -75,10 +75,7 @@ fn number(model: &Model, key: &str) -> Result<Option<u64>, Error> {
 }
 
 fn wrong(model: &Model, key: &str, expected: &'static str) -> Error {
-    Error::Model(model::Error::Key {
-        key: model.full_key(key),
-        expected,
-    })
+    Error::Model(model::Error::key(model.metadata(), &model.full_key(key), expected))
 }
 
 fn sliding(model: &Model, period: u64, dense_first: bool) -> Result<Vec<LayerKind>, Error> {

@@ -278,10 +278,11 @@ pub fn input_scale(model: &Model) -> Result<f32, Error> {
             // llama.cpp takes 0 for "don't scale"
             None | Some(Some(_)) => 1.0,
             Some(None) => {
-                return Err(Error::Model(model::Error::Key {
-                    key: model.full_key(key),
-                    expected: "a float",
-                }));
+                return Err(Error::Model(model::Error::key(
+                    model.metadata(),
+                    &model.full_key(key),
+                    "a float",
+                )));
             }
         },
     })

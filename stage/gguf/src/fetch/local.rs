@@ -11,6 +11,7 @@ use super::{Error, MiniGguf};
 use crate::metadata::Value;
 use crate::model::ModelIdentity;
 use crate::prefix::{Prefix, PrefixParser, Progress};
+use crate::size::Bytes;
 use crate::window::{KEY_END, KEY_IDENTITY, KEY_START};
 
 /// Checks that `path` is a whole file of the model with this identity: the window of these layers, or the vocabulary
@@ -55,7 +56,7 @@ pub fn verify(path: &Path, identity: ModelIdentity, layers: Option<Range<u32>>) 
     });
     let needed = last.max().unwrap_or(prefix.data_offset);
     if len != needed {
-        return unusable(format!("it has {len} bytes and should have {needed}"));
+        return unusable(format!("it has {} and should have {}", Bytes(len), Bytes(needed)));
     }
     let records = records(path);
     if records.is_empty() {

@@ -75,6 +75,15 @@ pub(super) fn split(parts: &[Part]) -> Result<(), Error> {
         }
     };
     let alone = parts.len() == 1;
+    let number = |key: &str| parts.first()?.prefix.metadata.get(key).and_then(Value::as_u64);
+    if let Some(of) = number("split.count").filter(|of| alone && *of > 1) {
+        let problem = format!(
+            "the file is part {} of {of}, and its name doesn't say so: parts are named NAME-00001-of-{of:05}.gguf and lie \
+             beside each other",
+            number("split.no").unwrap_or(0).saturating_add(1),
+        );
+        return Err(Error::Parts { part: 1, problem });
+    }
     for index in 0..parts.len() {
         check(index, "split.count", parts.len(), alone.then_some(1))?;
         check(index, "split.no", index, alone.then_some(0))?;

@@ -60,14 +60,6 @@ fn query_scale(model: &Model, scaled_at: u32, role: &WindowRole) -> Result<Measu
     Ok(Measures::default())
 }
 
-/// Lengths that the last window of such a model can't have; others can be padded.
-pub(super) fn refused_last_lengths(architecture: &Architecture, layers: u32, vocabulary: u32) -> Vec<u32> {
-    if architecture.by_layers != ByLayers::LightAttention || is_light(layers, vocabulary) {
-        return Vec::new();
-    }
-    (1..layers).filter(|length| is_light(*length, vocabulary)).collect()
-}
-
 fn is_light(layers: u32, vocabulary: u32) -> bool {
     matches!(layers, 26 | 27) || layers == 48 && vocabulary == 128_256
 }

@@ -77,8 +77,8 @@ impl Sliding {
     }
 }
 
-/// Metadata of a window.
-pub(super) fn of_window(model: &Model, role: &WindowRole, plan: &Plan) -> Result<Header, Error> {
+/// Metadata of a window; with the tokenizer's keys where `tokenizer` says so.
+pub(super) fn of_window(model: &Model, role: &WindowRole, plan: &Plan, tokenizer: bool) -> Result<Header, Error> {
     let (start, end) = (role.layers.start, role.layers.end);
     let sliding = Sliding::of(model, plan)?;
     let listed_states = matches!(plan.architecture.kinds, Kinds::Hybrid { .. });
@@ -93,7 +93,7 @@ pub(super) fn of_window(model: &Model, role: &WindowRole, plan: &Plan) -> Result
         match key.strip_prefix(&prefix) {
             None if key.starts_with("split.") => {}
             None if key == TENSOR_NAMES => return Err(Error::NamesTensors { key: TENSOR_NAMES }),
-            None if key.starts_with("tokenizer.") && !role.last => {}
+            None if key.starts_with("tokenizer.") && !tokenizer => {}
             Some("block_count" | "nextn_predict_layers" | "vocab_size" | "leading_dense_block_count") => {}
             Some("attention.recurrent_layers" | "full_attention_interval") if listed_states => {}
             Some(short) if sliding.replaces(short) || plan.measures.replaces(short) || scale == Some(short) => {}
@@ -126,7 +126,7 @@ pub(super) fn of_window(model: &Model, role: &WindowRole, plan: &Plan) -> Result
         &model.full_key("vocab_size"),
         if role.last { model.vocabulary()? } else { 1 },
     );
-    if !role.last {
+    if !tokenizer {
         header.text("tokenizer.ggml.model", "no_vocab");
     }
     header.u32(KEY_START, start);
@@ -216,10 +216,7 @@ fn write_array(
         .iter()
         .map(|layer| array.element_bytes(*layer as usize))
         .collect();
-    let values = values.ok_or_else(|| model::Error::Key {
-        key: key.into(),
-        expected: "an array of numbers",
-    })?;
+    let values = values.ok_or_else(|| model::Error::key(model.metadata(), key, "an array of numbers"))?;
     header.array(key, array.element_type() as u32, values.into_iter());
     Ok(())
 }

@@ -42,6 +42,7 @@ fn profile(layers: Vec<Layer>, head_bytes: u64) -> ModelProfile {
         head_bytes,
         tied: false,
         last_start,
+        refused_last_starts: Vec::new(),
         padding: Padding::default(),
         indivisible: None,
     }
