@@ -14,7 +14,8 @@ pub const INTERRUPTED: u8 = 130;
 /// The exit codes, for `--help`.
 pub const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 failed, 2 the command line, the Ring or the invite is wrong, 3 a stage was lost, 130
-interrupted. `up` also ends with 0 when Ctrl-C, SIGTERM or SIGHUP ends a ring that was up; before that they interrupt it";
+interrupted. `up` also ends with 0 when Ctrl-C, SIGTERM or SIGHUP ends a ring that was up; before that they interrupt it.
+`inspect` ends with 2 where the model can't be served";
 
 /// The command line or the Ring asks for what can't be.
 #[derive(Debug, thiserror::Error)]

@@ -57,6 +57,8 @@ pub struct Planned {
     pub plan: Plan,
     /// the plan as stages read it: epoch 0, no holders
     pub manifest: RankManifest,
+    /// what its prefix says
+    model: Model,
     /// what to say of a chat template that can't be read
     pub template_warning: Option<String>,
 }
@@ -106,6 +108,7 @@ impl RingArgs {
             plan,
             manifest,
             template_warning: template_warning(&model, ring.spec.model.chat_template.as_deref()),
+            model,
         })
     }
 }
@@ -267,6 +270,11 @@ fn available(meminfo: &str) -> Option<u64> {
 }
 
 impl Planned {
+    /// Asks llama.cpp what it has against the tokenizer, which planning doesn't wait for.
+    pub async fn try_tokenizer(&self) -> Result<(), TrialError> {
+        trial().of_tokenizer(&self.model, &std::env::temp_dir()).await
+    }
+
     /// Ranks that the plan puts on this machine; the others are left to the market.
     pub fn ranks_here(&self) -> Vec<usize> {
         let ranks = self.manifest.ranks.iter().enumerate();

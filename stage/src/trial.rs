@@ -117,15 +117,28 @@ impl Trial {
         Trial { program: None }
     }
 
-    /// Tries the whole model, and its tokenizer. Outlines are written into `folder`, and taken away again.
+    /// Tries the whole model but for its tokenizer, of which only is seen that it is there: a large one takes half a second.
+    /// Outlines are written into `folder`, and taken away again.
     ///
     /// # Errors
     /// What is wrong with the model.
     pub async fn of_model(&self, model: &Model, folder: &Path) -> Result<(), TrialError> {
+        match model.metadata().str("tokenizer.ggml.model") {
+            None | Some("no_vocab" | "none") => return Err(TrialError::NoTokenizer),
+            Some(_) => {}
+        }
         // What can't be cut at all is told by whoever cuts it.
         if let Ok(trunk) = window::trunk(model) {
             self.of_file(&trunk, Gives::Logits, folder).await?;
         }
+        Ok(())
+    }
+
+    /// Tries a model's tokenizer.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub async fn of_tokenizer(&self, model: &Model, folder: &Path) -> Result<(), TrialError> {
         match window::vocabulary(model, false) {
             Ok(vocabulary) => self.of_file(&vocabulary, Gives::Tokens, folder).await,
             Err(_) => Ok(()),

@@ -133,3 +133,72 @@ fn an_architectures_name_is_a_word_that_a_terminal_can_show() {
         );
     }
 }
+
+#[test]
+fn a_gguf_that_is_no_model_is_called_what_it_is() {
+    for (key, value, what) in [
+        ("general.type", "mmproj", "projector"),
+        ("general.type", "adapter", "adapter"),
+        ("general.type", "imatrix", "importance matrix"),
+        ("general.architecture", "clip", "projector"),
+        ("general.architecture", "controlvector", "control vector"),
+    ] {
+        let mut file = File::default();
+        file.set(key, Value::String(value.into()));
+        let told = refusal(&file);
+        assert_eq!(told.reason(), "UnsupportedArchitecture", "{told}");
+        let told = told.to_string();
+        assert!(told.contains(what) && told.contains("point to"), "{told}");
+    }
+}
+
+#[test]
+fn a_wrong_key_is_told_with_its_value_and_a_missing_one_as_missing() {
+    let mut file = heavy(2, 64);
+    file.set("llama.block_count", Value::String("two".repeat(100)));
+    let told = refusal(&file).to_string();
+    assert!(
+        told.contains("llama.block_count is the text \"twotwo") && told.contains("it should be 1 to 512"),
+        "{told}"
+    );
+    assert!(told.len() < 200, "{told}");
+    file.metadata.retain(|(key, _)| key != "llama.block_count");
+    let told = refusal(&file).to_string();
+    assert!(told.contains("llama.block_count is missing"), "{told}");
+}
+
+#[test]
+fn the_embedding_has_a_row_for_each_token() {
+    let mut file = heavy(2, 64);
+    let tokens = |count: usize| Value::Strings(vec!["a".into(); count]);
+    file.set("tokenizer.ggml.tokens", tokens(16));
+    open(&file.to_bytes()).unwrap();
+    file.set("tokenizer.ggml.tokens", tokens(15));
+    let told = refusal(&file).to_string();
+    assert!(told.contains("each of the 15 tokens"), "{told}");
+}
+
+#[test]
+fn a_part_under_a_name_of_its_own_is_told_how_parts_are_named() {
+    let mut file = heavy(2, 64);
+    file.set("split.count", Value::U32(3));
+    file.set("split.no", Value::U32(1));
+    let told = refusal(&file).to_string();
+    assert!(
+        told.contains("part 2 of 3") && told.contains("-00001-of-00003.gguf"),
+        "{told}"
+    );
+}
+
+#[test]
+fn rows_that_are_no_whole_blocks_are_told_as_such() {
+    let mut file = heavy(2, 64);
+    add(&mut file, "blk.1.attn_k.weight", &[8, 4]);
+    let mut bytes = file.to_bytes();
+    let name = b"blk.1.attn_k.weight";
+    let at = bytes.windows(name.len()).rposition(|window| window == name).unwrap();
+    let at = bytes[..at + name.len()].len() + 4 + 16;
+    bytes[at..at + 4].copy_from_slice(&12u32.to_le_bytes());
+    let told = TensorBytes::of(&open(&bytes).unwrap()).unwrap_err().to_string();
+    assert!(told.contains("no whole blocks of 256"), "{told}");
+}

@@ -189,6 +189,7 @@ async fn b3_room_is_looked_for_before_anything_is_written() {
     // a sparse file that says that a layer is larger than the disk
     let layer = (there.f_blocks * there.f_frsize).next_multiple_of(32);
     let mut file = toy(2);
+    add(&mut file, "blk.1.attn_norm.weight", &[8]);
     add(&mut file, "blk.0.attn_q.weight", &[8, 4]);
     let mut bytes = file.to_bytes();
     let dims = bytes

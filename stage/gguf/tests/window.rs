@@ -12,7 +12,7 @@ use kvasir_gguf::window::{Error, Source, TensorBytes, is_tied, mtp, vocabulary, 
 use kvasir_gguf::{MiniGguf, WindowRole};
 use kvasir_tests::gguf::{File, Value};
 use kvasir_tests::random_model::{Architecture, RandomModel, Vocabulary};
-use support::{add, expected, parse, toy};
+use support::{add, expected, filled, parse, toy};
 
 fn role(start: u32, end: u32, last: bool) -> WindowRole {
     WindowRole {
@@ -135,7 +135,7 @@ fn a1_a_tensor_of_unknown_use_is_refused_by_name() {
 #[test]
 fn a2_a_key_may_be_one_number_or_one_for_each_layer() {
     let counts = [8, 8, 8, 8, 8, 1];
-    let mut file = toy(6);
+    let mut file = filled(toy(6), 6);
     file.set("llama.attention.head_count_kv", Value::I32s(counts.to_vec()));
     file.set(
         "llama.feed_forward_length",
@@ -176,7 +176,7 @@ fn a2_an_array_of_another_length_is_an_error_that_names_the_key() {
 
 #[test]
 fn a2_an_array_of_unknown_meaning_is_refused_and_others_are_kept_whole() {
-    let mut file = toy(6);
+    let mut file = filled(toy(6), 6);
     file.set("llama.novel", Value::I32s(vec![1; 6]));
     let error = window(&parse(&file), &role(0, 2, false)).unwrap_err();
     assert!(
@@ -184,7 +184,7 @@ fn a2_an_array_of_unknown_meaning_is_refused_and_others_are_kept_whole() {
         "{error}"
     );
 
-    let mut file = toy(4);
+    let mut file = filled(toy(4), 4);
     file.set("llama.rope.dimension_sections", Value::I32s(vec![6, 5, 5, 0]));
     let prefix = head(&window(&parse(&file), &role(0, 2, false)).unwrap());
     assert_eq!(
@@ -201,7 +201,7 @@ fn a2_an_array_of_unknown_meaning_is_refused_and_others_are_kept_whole() {
 
 #[test]
 fn a2_head_lengths_are_written_where_the_windows_first_layer_would_give_others() {
-    let mut file = toy(4);
+    let mut file = filled(toy(4), 4);
     file.set("llama.attention.head_count", Value::I32s(vec![2, 4, 4, 4]));
     let prefix = head(&window(&parse(&file), &role(1, 3, false)).unwrap());
     for key in ["llama.attention.key_length", "llama.attention.value_length"] {
@@ -647,7 +647,7 @@ fn a_model_that_llama_cpp_knows_by_its_layers_is_not_cut() {
             file.set(format!("gemma3.{key}"), Value::U32(value));
         }
         file.set("gemma3.attention.key_length", Value::U32(key_length));
-        parse(&file)
+        parse(&filled(file, layers))
     };
     let error = window(&file(62, 8), &role(0, 2, false)).unwrap_err();
     assert!(matches!(error, Error::KnownByLayers { layers: 62, .. }), "{error}");

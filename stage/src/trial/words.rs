@@ -39,10 +39,7 @@ pub(super) fn of(said: &str, path: &Path, blocks: &[u32]) -> String {
         .or_else(|| quoted(&text, "tensor '", "' not found"))
         .map(|(name, _)| format!("tensor {name} is missing"))
         .or_else(|| wrong_shape(&text))
-        .or_else(|| {
-            let key = text.strip_prefix("key not found in model: ")?;
-            Some(format!("metadata key {key} is missing"))
-        })
+        .or_else(|| Some(format!("metadata key {} is missing", missing_key(&text)?)))
         .or_else(|| {
             let (condition, _) = text.strip_prefix("GGML_ASSERT(")?.rsplit_once(") failed")?;
             Some(format!(
@@ -50,6 +47,14 @@ pub(super) fn of(said: &str, path: &Path, blocks: &[u32]) -> String {
             ))
         })
         .unwrap_or(text)
+}
+
+fn missing_key(text: &str) -> Option<&str> {
+    text.strip_prefix("key not found in model: ").or(match text {
+        "cannot find tokenizer vocab in model file" => Some("tokenizer.ggml.tokens"),
+        "cannot find tokenizer merges in model file" => Some("tokenizer.ggml.merges"),
+        _ => None,
+    })
 }
 
 /// What stands in `text` between `before` and `after`, and the rest.

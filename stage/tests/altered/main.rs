@@ -1,5 +1,9 @@
 //! A model that can't be run is refused before a byte of its weights is asked for, whichever rank asks; a sound one passes.
-#![allow(clippy::unwrap_used, reason = "tests end at the first surprise")]
+#![allow(
+    unreachable_pub,
+    clippy::unwrap_used,
+    reason = "tests end at the first surprise, and share within one file"
+)]
 
 mod cases;
 mod source;
@@ -11,7 +15,7 @@ use kvasir_gguf::{Model, ModelSource};
 use kvasir_plan::{BoundaryType, LayerRange, ModelRef, Rank, RankManifest};
 use kvasir_stage::fetch::{FetchError, RankFiles};
 use kvasir_stage::trial::Trial;
-use kvasir_tests::gguf::File;
+use kvasir_tests::gguf::{File, Value};
 use kvasir_tests::models;
 use kvasir_tests::random_model::{Architecture, RandomModel, Vocabulary};
 
@@ -88,12 +92,14 @@ fn setup() {
 }
 
 /// What both ranks of a ring say of the file, having asked for nothing but its prefix.
-async fn refusals(file: &File, layers: u32) -> Vec<FetchError> {
+async fn refusals(file: &File, layers: u32) -> Vec<Result<FetchError, String>> {
     let bytes = file.to_bytes();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     std::fs::write(&path, &bytes).unwrap();
-    let identity = Model::open(&path).map(|model| model.identity().to_string());
+    let model = Model::open(&path);
+    let layers = model.as_ref().map_or(layers, Model::layers);
+    let identity = model.map(|model| model.identity().to_string());
     let source = Source::serve(bytes).await;
     let prefix = prefix_bytes(file);
     let plan = plan(&identity.unwrap_or("00".repeat(32)), &[0, layers / 2, layers], prefix);
@@ -102,43 +108,52 @@ async fn refusals(file: &File, layers: u32) -> Vec<FetchError> {
         let target = folder.path().join(format!("rank-{rank}"));
         let told = fetch(&source, &plan, rank, &target).await;
         let left: Vec<_> = std::fs::read_dir(&target).unwrap().collect();
-        assert!(left.is_empty(), "{left:?}");
-        match told {
-            Ok(()) => panic!("rank {rank} fetched its window"),
-            Err(error) => refusals.push(error),
-        }
+        let asked = source.asked_to();
+        refusals.push(match told {
+            Ok(()) => Err(format!("rank {rank} fetched its window")),
+            Err(error) if asked > prefix => Err(format!("byte {asked} of {prefix} was asked for: {error}")),
+            Err(error) if !left.is_empty() => Err(format!("{left:?} is left: {error}")),
+            Err(error) => Ok(error),
+        });
     }
-    let asked = source.asked_to();
-    assert!(
-        asked <= prefix,
-        "byte {asked} was asked for, and the prefix has {prefix}"
-    );
     refusals
+}
+
+/// What is wrong with a refusal.
+fn fault(error: &FetchError, expected: &[String]) -> Option<String> {
+    let (text, reason) = (kvasir_process::chain(error), error.reason());
+    let known = ["MalformedFile", "UnsupportedFormat", "UnsupportedArchitecture"].contains(&reason);
+    let holds = expected.iter().all(|expected| text.contains(expected));
+    let is_clean = !text.contains(".trial") && !text.contains(".cpp:");
+    println!("    {reason}: {text}");
+    (!known || !holds || !is_clean).then(|| format!("{reason}: {text:?} should hold {expected:?} and no path"))
 }
 
 async fn refuses(architectures: &[Architecture], cases: impl Fn(&File) -> Vec<Case>) {
     setup();
+    let mut faults = Vec::new();
     for architecture in architectures {
-        let model = RandomModel::new(*architecture).vocabulary(Vocabulary::Bytes);
-        let sound = model.file();
-        for Case { what, file, expected } in cases(&sound) {
+        for Case { what, file, expected } in cases(&sound(*architecture)) {
             let label = format!("{}, {what}", architecture.label());
-            let told = refusals(&file, architecture.default_layers()).await;
-            for error in told {
-                let (text, reason) = (kvasir_process::chain(&error), error.reason());
-                assert!(
-                    ["MalformedFile", "UnsupportedFormat", "UnsupportedArchitecture"].contains(&reason),
-                    "{label}: {reason}: {text}"
-                );
-                assert!(
-                    expected.iter().all(|expected| text.contains(expected)),
-                    "{label}: {text:?} should hold {expected:?}"
-                );
-                assert!(!text.contains(".gguf") && !text.contains(".cpp"), "{label}: {text}");
-                println!("{label}: {reason}: {text}");
+            println!("{label}");
+            for told in refusals(&file, architecture.default_layers()).await {
+                let fault = match told {
+                    Ok(error) => fault(&error, &expected),
+                    Err(fault) => Some(fault),
+                };
+                faults.extend(fault.map(|fault| format!("{label}: {fault}")));
             }
         }
     }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// A model with a tokenizer that llama.cpp takes: of one named Phi-3 it expects tokens that this one hasn't.
+fn sound(architecture: Architecture) -> File {
+    RandomModel::new(architecture)
+        .vocabulary(Vocabulary::Bytes)
+        .metadata("general.name", Value::String("random".to_owned()))
+        .file()
 }
 
 const DENSE: [Architecture; 5] = [
@@ -192,8 +207,7 @@ async fn a_model_without_its_tokenizer_is_refused() {
 async fn sound_models_of_every_architecture_pass() {
     setup();
     for architecture in Architecture::ALL {
-        let model = RandomModel::new(architecture).vocabulary(Vocabulary::Bytes);
-        let file = model.file();
+        let file = sound(architecture);
         let layers = architecture.default_layers();
         passes(of(&file), file.to_bytes(), &[0, 1, 2, layers - 3, layers]).await;
     }

@@ -47,6 +47,12 @@ impl Model {
             let expected = format!("rows of {}", self.embedding_length);
             return Err(wrong("token_embd.weight", embedding, expected));
         }
+        let tokens = self.metadata().get("tokenizer.ggml.tokens").and_then(Value::as_array);
+        let rows = embedding.dims.iter().skip(1).product::<u64>();
+        if let Some(tokens) = tokens.filter(|tokens| tokens.len() as u64 != rows) {
+            let expected = format!("a row for each of the {} tokens of tokenizer.ggml.tokens", tokens.len());
+            return Err(wrong("token_embd.weight", embedding, expected));
+        }
         match self.tensor("output.weight") {
             Some(head) if head.dims != embedding.dims => {
                 let expected = format!("that of token_embd.weight, {:?}", embedding.dims);

@@ -1,0 +1,186 @@
+//! What can't be served is refused by every command alike, and before anything is fetched.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use assert_cmd::Command;
+use kvasir_tests::gguf::{File, Value as Metadata};
+use kvasir_tests::random_model::{Architecture, RandomModel, Vocabulary};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+fn kvasir(arguments: &[&str]) -> Output {
+    let mut command = Command::cargo_bin("kvasir").unwrap();
+    command.env_remove("RUST_LOG").args(arguments).output().unwrap()
+}
+
+fn prints(arguments: &[&str]) -> String {
+    let output = kvasir(arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn inspected(arguments: &[&str]) -> Value {
+    let arguments = [&["inspect", "-o", "json"], arguments].concat();
+    serde_json::from_str(&prints(&arguments)).unwrap()
+}
+
+/// What a command says when it fails.
+fn refusal(arguments: &[&str]) -> String {
+    let output = kvasir(arguments);
+    assert!(!output.status.success(), "{arguments:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn column(rows: &Value, name: &str) -> Vec<Value> {
+    rows.as_array().unwrap().iter().map(|row| row[name].clone()).collect()
+}
+
+fn random(architecture: Architecture) -> RandomModel {
+    RandomModel::new(architecture).vocabulary(Vocabulary::Bytes)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A model in a folder, with a Ring of it.
+struct Site {
+    folder: TempDir,
+    model: PathBuf,
+    ring: PathBuf,
+}
+
+impl Site {
+    fn of(file: &File) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (model, ring) = (folder.path().join("model.gguf"), folder.path().join("ring.yaml"));
+        fs::write(&model, file.to_bytes()).unwrap();
+        let spec =
+            json!({ "model": { "name": "tiny", "source": { "file": { "path": model } } }, "contextLength": 256 });
+        let of_ring = json!({
+            "apiVersion": "kvasir.dev/v1alpha1", "kind": "Ring", "metadata": { "name": "tiny" }, "spec": spec,
+        });
+        fs::write(&ring, of_ring.to_string()).unwrap();
+        Site { folder, model, ring }
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.folder.path()).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+#[test]
+fn every_command_says_what_llama_cpp_has_against_a_model() {
+    let mut file = random(Architecture::Llama).file();
+    file.tensors.retain(|tensor| tensor.name != "blk.5.ffn_norm.weight");
+    let site = Site::of(&file);
+    let (model, ring) = (text(&site.model), text(&site.ring));
+    let why = "llama.cpp can't run this model: tensor blk.5.ffn_norm.weight is missing";
+
+    let output = kvasir(&["inspect", "-o", "json", model]);
+    assert_eq!(output.status.code(), Some(2));
+    let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(shown["cut"]["why"], why);
+    assert_eq!(
+        column(&shown["layers"], "kind"),
+        vec![json!("full"); 8],
+        "what can be told is told"
+    );
+
+    let (dir, out) = (site.folder.path().join("dir"), site.folder.path().join("out.gguf"));
+    for arguments in [
+        vec!["plan", ring],
+        vec!["up", ring, "--port", "0", "--dir", text(&dir)],
+        vec!["bench", ring, "--dir", text(&dir)],
+        vec!["slice", model, "4..8", "--out", text(&out)],
+    ] {
+        let told = refusal(&arguments);
+        let own = "tensor blk.5.ffn_norm.weight is missing";
+        assert!(told.contains(own), "{arguments:?}: {told}");
+        assert!(!told.contains(".trial"), "{arguments:?}: {told}");
+    }
+    let left: Vec<String> = site.names().into_iter().filter(|name| name != "dir").collect();
+    assert_eq!(left, ["model.gguf", "ring.yaml"]);
+}
+
+#[test]
+fn a_model_without_a_tokenizer_is_refused_before_it_is_fetched() {
+    let site = Site::of(&RandomModel::new(Architecture::Llama).file());
+    let dir = site.folder.path().join("dir");
+    for arguments in [
+        vec!["plan", text(&site.ring)],
+        vec!["up", text(&site.ring), "--port", "0", "--dir", text(&dir)],
+    ] {
+        let told = refusal(&arguments);
+        assert!(told.contains("the model has no tokenizer"), "{told}");
+    }
+    assert!(!dir.join("windows").exists());
+}
+
+#[test]
+fn a_bench_says_that_stock_llama_cpp_does_not_take_the_whole_model() {
+    let none_slides = Metadata::Bools(vec![false; 8]);
+    let model = random(Architecture::Gemma2).metadata("gemma2.attention.sliding_window_pattern", none_slides);
+    let site = Site::of(&model.file());
+    prints(&["plan", text(&site.ring), "--stages", "2"]);
+    let dir = site.folder.path().join("dir");
+    let told = refusal(&["bench", text(&site.ring), "--dir", text(&dir)]);
+    assert!(
+        told.starts_with("error: the whole model can't be loaded to compare the ring with\n"),
+        "{told}"
+    );
+    assert!(told.contains("is_swa_any"), "{told}");
+}
+
+#[test]
+fn a_slice_of_layers_without_tensors_is_refused() {
+    let mut file = random(Architecture::Llama).file();
+    file.tensors.retain(|tensor| !tensor.name.starts_with("blk.3."));
+    let site = Site::of(&file);
+    let out = site.folder.path().join("out.gguf");
+    let told = refusal(&["slice", text(&site.model), "3..4", "--out", text(&out)]);
+    assert!(told.contains("there is no tensor of block 3"), "{told}");
+}
+
+#[test]
+fn a_chat_template_that_cannot_be_read_is_told_with_the_plan() {
+    let template = Metadata::String("{% for message in messages %}{{ message.content }".to_owned());
+    let model = random(Architecture::Llama).metadata("tokenizer.chat_template", template);
+    let site = Site::of(&model.file());
+    for arguments in [["plan", text(&site.ring)], ["inspect", text(&site.model)]] {
+        let output = kvasir(&arguments);
+        assert!(output.status.success(), "completions are served all the same");
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.contains("warning: the chat template can't be read"), "{told}");
+    }
+}
+
+#[test]
+fn every_command_cuts_where_the_last_window_may_start() {
+    let site = Site::of(&random(Architecture::Deepseek2).layers(54).file());
+    let model = text(&site.model);
+    let shown = inspected(&[model, "--stages", "2"]);
+    assert_eq!(shown["cut"]["refusedLastStarts"], json!([27, 28]));
+    let start = shown["stages"][1]["layers"]["start"].as_u64().unwrap();
+    assert!(![27, 28].contains(&start), "{start}");
+    let table = prints(&["inspect", model]);
+    assert!(table.contains("the last window can't start at 27 or 28"), "{table}");
+
+    let planned = prints(&["plan", text(&site.ring), "--stages", "2", "-o", "json"]);
+    let planned: Value = serde_json::from_str(&planned).unwrap();
+    assert_eq!(column(&planned["ranks"], "layers"), column(&shown["stages"], "layers"));
+    for start in [27, 28, start] {
+        let out = site.folder.path().join("out.gguf");
+        let cut = kvasir(&["slice", model, &format!("{start}..54"), "--out", text(&out)]);
+        assert_eq!(cut.status.success(), ![27, 28].contains(&start), "{start}");
+    }
+}
