@@ -39,7 +39,7 @@ const LIKELY_STRING: u64 = 14;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// another kind of file
-    #[error("this is not a GGUF file: {}; check the address or path of the model", start_words(.start, *.looks_like))]
+    #[error("this is not a GGUF file: {}; check the address or path of the model", start_words(*.start, *.looks_like))]
     NotGguf {
         /// first bytes
         start: [u8; 4],
@@ -111,7 +111,7 @@ impl Error {
     }
 }
 
-fn start_words(start: &[u8; 4], looks_like: Option<&'static str>) -> String {
+fn start_words(start: [u8; 4], looks_like: Option<&'static str>) -> String {
     looks_like.map_or_else(
         || format!("it starts with {start:02x?}"),
         |what| format!("it looks like {what}"),

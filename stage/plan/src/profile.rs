@@ -143,6 +143,7 @@ impl ModelProfile {
         // of what can't even be cut into one window there is nothing to plan
         window::trunk(model)?;
         let layers = layers(model, &kinds, &bytes.layers)?;
+        let indivisible = indivisible(model);
         let hybrid = kinds.contains(&arch::LayerKind::Recurrent);
         Ok(ModelProfile {
             architecture: model.architecture().into(),
@@ -158,7 +159,10 @@ impl ModelProfile {
                 .unwrap_or(1),
             feed_forward: feed_forward(model)?,
             last_start: last_start(&layers),
-            refused_last_starts: refused_last_starts(model, last_start(&layers)),
+            refused_last_starts: match &indivisible {
+                Some(_) => Vec::new(),
+                None => refused_last_starts(model, last_start(&layers)),
+            },
             layers,
             mtp_layers: model.mtp_layers(),
             mtp_bytes: bytes.mtp,
@@ -171,7 +175,7 @@ impl ModelProfile {
             } else {
                 Padding::default()
             },
-            indivisible: indivisible(model),
+            indivisible,
         })
     }
 

@@ -109,7 +109,7 @@ pub fn tensors(sound: &File) -> Vec<Case> {
         let other = format!("{start}other.weight");
         let told = if is_optional(&name) { &other } else { &name };
         cases.by(&format!("{name} under another name"), &[told], |file| {
-            file.tensors[first].name = other.clone();
+            file.tensors[first].name.clone_from(&other);
         });
         let name = other;
         cases.by("a tensor too many", &["it has no use for", &name], |file| {

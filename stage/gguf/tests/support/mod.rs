@@ -12,8 +12,9 @@ pub mod server;
 
 use std::path::Path;
 
-use kvasir_gguf::source::{Access, Patience};
-use kvasir_gguf::{MiniGguf, Model};
+use kvasir_gguf::prefix::Prefix;
+use kvasir_gguf::source::{Access, Error, Patience, RangeReader, open, read_model};
+use kvasir_gguf::{MiniGguf, Model, ModelSource};
 use kvasir_tests::gguf::{File, Tensor, TensorType, Value};
 
 /// A model in memory.
@@ -96,4 +97,37 @@ pub fn names(folder: &Path) -> Vec<String> {
         .collect();
     names.sort();
     names
+}
+
+/// A reader of an address.
+pub fn reader(url: &str, access: &Access) -> Box<dyn RangeReader> {
+    open(&ModelSource::Http { url: url.into() }, access).unwrap()
+}
+
+/// The model at an address.
+pub async fn model_at(url: &str) -> Result<Model, Error> {
+    read_model(&*reader(url, &access()), &[]).await
+}
+
+/// The file's head, after a look at whether its table says what is written.
+pub fn head(mini: &MiniGguf) -> Prefix {
+    let prefix = Prefix::parse(&mini.header).unwrap().unwrap();
+    assert_eq!(prefix.data_offset, mini.header.len() as u64);
+    assert_eq!(prefix.tensors.len(), mini.tensors.len());
+    let mut end = prefix.data_offset;
+    for (listed, placed) in prefix.tensors.iter().zip(&mini.tensors) {
+        assert_eq!(
+            (&listed.name, &listed.dims, listed.ty),
+            (&placed.name, &placed.dims, placed.ty)
+        );
+        assert_eq!(
+            (prefix.data_offset + listed.offset, placed.start),
+            (end, end),
+            "one after the other"
+        );
+        assert_eq!(listed.ty.bytes(&listed.dims), Some(placed.source.bytes()));
+        end = (end + placed.source.bytes()).next_multiple_of(prefix.alignment);
+    }
+    assert_eq!(mini.len, end);
+    prefix
 }
