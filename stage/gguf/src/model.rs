@@ -105,17 +105,9 @@ pub struct Tensor {
 impl Tensor {
     /// Length in bytes.
     pub fn bytes(&self) -> Result<u64, Error> {
-        self.size.ok_or_else(|| match self.ty.block() {
-            Some(block) => Error::BrokenBlocks {
-                name: self.name.clone(),
-                ty: self.ty,
-                dims: self.dims.clone(),
-                block,
-            },
-            None => Error::UnknownType {
-                name: self.name.clone(),
-                ty: self.ty,
-            },
+        self.size.ok_or_else(|| Error::UnknownType {
+            name: self.name.clone(),
+            ty: self.ty,
         })
     }
 

@@ -71,11 +71,6 @@ impl TensorType {
         self.layout().map(|layout| layout.0)
     }
 
-    /// Weights that share a block, where the number is known.
-    pub(crate) fn block(self) -> Option<u64> {
-        self.layout().map(|layout| layout.1)
-    }
-
     /// Whether llama.cpp multiplies with matrices of the type on a CPU (`vec_dot` of `type_traits_cpu` in ggml-cpu.c). Of
     /// a number that isn't known here nothing is said.
     pub(crate) fn is_of_weights(self) -> bool {

@@ -189,16 +189,3 @@ fn a_part_under_a_name_of_its_own_is_told_how_parts_are_named() {
         "{told}"
     );
 }
-
-#[test]
-fn rows_that_are_no_whole_blocks_are_told_as_such() {
-    let mut file = heavy(2, 64);
-    add(&mut file, "blk.1.attn_k.weight", &[8, 4]);
-    let mut bytes = file.to_bytes();
-    let name = b"blk.1.attn_k.weight";
-    let at = bytes.windows(name.len()).position(|window| window == name).unwrap();
-    let at = at + name.len() + 4 + 16;
-    bytes[at..at + 4].copy_from_slice(&12u32.to_le_bytes());
-    let told = TensorBytes::of(&open(&bytes).unwrap()).unwrap_err().to_string();
-    assert!(told.contains("no whole blocks of 256"), "{told}");
-}

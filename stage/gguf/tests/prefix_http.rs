@@ -6,7 +6,7 @@ mod support;
 use kvasir_gguf::source::{Error, read_model};
 use kvasir_tests::gguf::{File, Value};
 use support::server::{Asked, Server, ranged, whole, with};
-use support::{access, add, model_at, reader, toy};
+use support::{access, add, heavy, model_at, reader, toy};
 
 #[tokio::test]
 async fn a5_a_missing_part_is_named_before_any_payload_is_fetched() {

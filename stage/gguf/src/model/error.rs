@@ -141,18 +141,6 @@ pub enum Error {
         /// its type
         ty: TensorType,
     },
-    /// a tensor of a known type whose dimensions that type can't have
-    #[error("tensor {name} of type {ty} has the shape {dims:?}, whose rows are no whole blocks of {block} values")]
-    BrokenBlocks {
-        /// which
-        name: String,
-        /// its type
-        ty: TensorType,
-        /// its dimensions, row length first
-        dims: Vec<u64>,
-        /// values in a block of this type
-        block: u64,
-    },
     /// a tensor of a type that nothing is computed with in its place
     #[error("tensor {name} is of type {ty}, with which llama.cpp doesn't compute there: it should be {expected}")]
     WrongType {
@@ -197,7 +185,6 @@ impl Error {
             | Error::Misplaced { .. }
             | Error::EmptyBlock { .. }
             | Error::NoMtpBlock { .. }
-            | Error::BrokenBlocks { .. }
             | Error::NoTensor { .. }
             | Error::Shape { .. } => "MalformedFile",
         }
