@@ -120,7 +120,7 @@ mod tests {
             "it has no use for blk.7.x.weight, blk.3.y.weight and 3 more"
         );
         assert_eq!(
-            of("missing tensor 'blk.4.x'", Path::new("m"), &[]),
+            of("missing tensor 'blk.4.x'", Path::new("/m.gguf"), &[]),
             "tensor blk.4.x is missing"
         );
     }
