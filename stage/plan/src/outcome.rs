@@ -308,7 +308,7 @@ pub(crate) fn problem(
     let mut problem = Problem {
         layers: needs.layers(),
         last_start: profile.last_start,
-        no_last_start: profile.refused_last_starts(),
+        no_last_start: profile.refused_last_starts.clone(),
         indivisible: profile.indivisible.is_some(),
         trusted_ends: request.trusted_ends,
         seats: Vec::new(),
