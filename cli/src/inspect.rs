@@ -155,13 +155,16 @@ impl Cut {
 impl Inspect {
     /// Runs the command.
     pub async fn run(self) -> anyhow::Result<()> {
-        let reader = source::open(&self.source, &planned::access(&self.source))?;
-        let model = source::read_model(&*reader, &[]).await?;
+        let reader = source::open(&self.source, &planned::impatient(&self.source))?;
+        let model = match source::read_model(&*reader, &[]).await {
+            Err(error @ source::Error::Model { .. }) => return Err(unservable(error)),
+            read => read?,
+        };
         let profile = match ModelProfile::of(&model) {
             Ok(profile) => Ok(profile),
             // what the tensor table says can be shown all the same
             Err(error) if error.reason() == "UnsupportedArchitecture" => Err(error.to_string()),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(unservable(error)),
         };
         let mut shown = shown(&model, profile.as_ref().map_err(String::as_str))?;
         if let Some(warning) = planned::template_warning(&model, None) {
@@ -190,10 +193,16 @@ impl Inspect {
             write!(std::io::stdout(), "\n{}", stage_table(stages))?;
         }
         match shown.cut.why {
-            Some(why) if shown.cut.max_stages == 0 => Err(Usage(format!("the model can't be served: {why}")).into()),
+            Some(why) if shown.cut.max_stages == 0 => Err(Usage(format!("{UNSERVABLE}: {why}")).into()),
             _ => Ok(()),
         }
     }
+}
+
+const UNSERVABLE: &str = "the model can't be served";
+
+fn unservable(error: impl Into<anyhow::Error>) -> anyhow::Error {
+    error.into().context(Usage(UNSERVABLE.to_owned()))
 }
 
 fn shown(model: &Model, profile: Result<&ModelProfile, &str>) -> anyhow::Result<Shown> {

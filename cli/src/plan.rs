@@ -75,7 +75,7 @@ impl Plan {
     /// Runs the command.
     pub async fn run(self) -> anyhow::Result<()> {
         let planned = self.ring.plan(&self.ring.read()?).await?;
-        if let Some(warning) = &planned.template_warning {
+        for warning in &planned.warnings {
             eprintln!("{warning}");
         }
         self.output.print(&shown(&planned), table)

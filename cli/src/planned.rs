@@ -6,15 +6,17 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
+use futures::stream::{self, StreamExt, TryStreamExt};
 use kvasir_api::{Backend, Ring, RingSpec};
 use kvasir_gguf::{
     Model, ModelSource,
     source::{self, Patience},
+    window::{self, WindowRole},
 };
 use kvasir_plan::{
     Device, LayerRange, ModelProfile, Placement, Plan, RankManifest, Request, Window, WindowHolder, plan,
 };
-use kvasir_stage::trial::{Trial, TrialError};
+use kvasir_stage::trial::{Gives, Trial, TrialError};
 use secrecy::SecretString;
 
 use crate::{failure::Usage, table};
@@ -34,6 +36,9 @@ const AT_A_TERMINAL: Patience = Patience {
     first_pause: Duration::from_millis(500),
     longest_pause: Duration::from_secs(30),
 };
+
+/// Windows that are tried at the same time.
+const TRIALS: usize = 4;
 
 /// Which Ring, and into how many stages.
 #[derive(Clone, Debug, clap::Args)]
@@ -57,10 +62,8 @@ pub struct Planned {
     pub plan: Plan,
     /// the plan as stages read it: epoch 0, no holders
     pub manifest: RankManifest,
-    /// what its prefix says
-    model: Model,
-    /// what to say of a chat template that can't be read
-    pub template_warning: Option<String>,
+    /// what to say before anything is done by it
+    pub warnings: Vec<String>,
 }
 
 impl RingArgs {
@@ -74,11 +77,7 @@ impl RingArgs {
     /// Reads the model's prefix and plans the Ring onto this machine.
     pub async fn plan(&self, ring: &Ring) -> anyhow::Result<Planned> {
         let source = source_of(&ring.spec)?;
-        let access = source::Access {
-            patience: AT_A_TERMINAL,
-            ..access(&source)
-        };
-        let reader = source::open(&source, &access)?;
+        let reader = source::open(&source, &impatient(&source))?;
         let model = source::read_model(&*reader, &[]).await?;
         let profile = ModelProfile::of(&model).context("the model can't be planned")?;
         try_out(&model).await.context("the model can't be planned")?;
@@ -102,13 +101,17 @@ impl RingArgs {
         let plan = plan(&profile, &devices, &request).context("the Ring can't be planned onto this machine")?;
         let name = ring.metadata.name.as_deref().unwrap_or_default();
         let manifest = plan.manifest(name, &ring.spec.model.name);
+        try_windows(&model, &manifest)
+            .await
+            .context("the model can't be cut like this")?;
+        let template = template_warning(&model, ring.spec.model.chat_template.as_deref());
+        let context = context_warning(&model, request.context_length);
         Ok(Planned {
             source,
             profile,
             plan,
             manifest,
-            template_warning: template_warning(&model, ring.spec.model.chat_template.as_deref()),
-            model,
+            warnings: template.into_iter().chain(context).collect(),
         })
     }
 }
@@ -124,7 +127,43 @@ pub(crate) fn template_warning(model: &Model, own: Option<&str>) -> Option<Strin
 
 /// Asks llama.cpp what it has against the model, of which only the prefix is here.
 pub(crate) async fn try_out(model: &Model) -> Result<(), TrialError> {
-    trial().of_model(model, &std::env::temp_dir()).await
+    trial().of_model(model).await
+}
+
+/// Where layers are unlike each other by what the metadata says of each, a window may be refused though the whole isn't:
+/// asks for all that are planned.
+async fn try_windows(model: &Model, manifest: &RankManifest) -> anyhow::Result<()> {
+    if !model.varies_by_layer() {
+        return Ok(());
+    }
+    let trial = trial();
+    let last = model.layers();
+    let windows = manifest.ranks.iter().map(|rank| {
+        let role = WindowRole {
+            layers: rank.layers.start..rank.layers.end,
+            last: rank.layers.end == last,
+        };
+        let gives = if role.last { Gives::Logits } else { Gives::Hidden };
+        let trial = &trial;
+        async move {
+            let window = window::window(model, &role)?;
+            trial.of_file(&window, gives).await?;
+            anyhow::Ok(())
+        }
+    });
+    let tried = stream::iter(windows.collect::<Vec<_>>()).buffered(TRIALS);
+    tried.try_collect().await
+}
+
+/// What to say of a context that is longer than the model's own.
+fn context_warning(model: &Model, asked: u32) -> Option<String> {
+    let own = model.get("context_length")?.as_u64()?;
+    (u64::from(asked) > own).then(|| {
+        format!(
+            "warning: contextLength is {asked}, and the model was made for {own} positions: beyond them answers may make no \
+             sense"
+        )
+    })
 }
 
 /// This program holds trials as the stage that it also is.
@@ -242,6 +281,14 @@ pub fn access(source: &ModelSource) -> source::Access {
     }
 }
 
+/// The same, for who waits for no more than a prefix.
+pub(crate) fn impatient(source: &ModelSource) -> source::Access {
+    source::Access {
+        patience: AT_A_TERMINAL,
+        ..access(source)
+    }
+}
+
 /// Bytes of memory that new processes here can have: what the system has free, or what is left of a control group's
 /// limit. No bound where the system doesn't say.
 pub fn memory() -> u64 {
@@ -270,11 +317,6 @@ fn available(meminfo: &str) -> Option<u64> {
 }
 
 impl Planned {
-    /// Asks llama.cpp what it has against the tokenizer, which planning doesn't wait for.
-    pub async fn try_tokenizer(&self) -> Result<(), TrialError> {
-        trial().of_tokenizer(&self.model, &std::env::temp_dir()).await
-    }
-
     /// Ranks that the plan puts on this machine; the others are left to the market.
     pub fn ranks_here(&self) -> Vec<usize> {
         let ranks = self.manifest.ranks.iter().enumerate();

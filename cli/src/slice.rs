@@ -61,7 +61,8 @@ impl Slice {
         let whole = layers.start == 0 && last;
         let window = window::window(&model, &WindowRole { layers, last })?;
         let gives = if last { Gives::Logits } else { Gives::Hidden };
-        planned::trial().of_file(&window, gives, &std::env::temp_dir()).await?;
+        planned::try_out(&model).await?;
+        planned::trial().of_file(&window, gives).await?;
         let mut minis = vec![(self.out.clone(), window)];
         if self.first {
             let with_embedding = !(whole && window::is_tied(&model));

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use kvasir_process::chain;
 
 /// While the definition isn't the one needed, it is looked at this often.
-const AGAIN: Duration = Duration::from_secs(60);
+const AGAIN: Duration = Duration::from_secs(5);
 /// Fields that are named; more help nobody.
 const NAMED: usize = 5;
 
@@ -36,11 +36,11 @@ pub async fn watch(client: Client, told: watch::Sender<Option<String>>) {
             }
         };
         let fits = lacks.is_none();
-        if let Some(lacks) = &lacks {
-            tracing::error!(reason = "OutdatedDefinition", "{lacks}");
-        }
         told.send_if_modified(|before| {
             let changed = *before != lacks;
+            if let Some(lacks) = lacks.as_ref().filter(|_| changed) {
+                tracing::error!(reason = "OutdatedDefinition", "{lacks}");
+            }
             *before = lacks;
             changed
         });

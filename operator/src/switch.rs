@@ -44,14 +44,16 @@ pub fn switch(validated: &Validated, views: &[View], live: &Live, now: Timestamp
         let ordinal = ordinal as u32;
         match view.status() {
             Some(told) if is_planned(validated, told) => {
-                over |=
-                    !told.ready && has_left_over(validated, ordinal, live) && !is_late(validated, ordinal, live, now);
+                let planned: Vec<LayerRange> = validated.cluster_ranks().map(|(_, rank)| rank.layers).collect();
+                over |= !told.ready
+                    && has_left_over(validated, ordinal, live)
+                    && !is_late(validated, ordinal, &planned, live, now);
             }
             Some(serving) if serving.ready => {
                 let Some(unloaded) = unloaded(validated, ordinal, serving, live) else {
                     return Switch::Go;
                 };
-                if !unloaded.is_empty() && is_late(validated, ordinal, live, now) {
+                if is_late(validated, ordinal, &unloaded, live, now) {
                     return Switch::Go;
                 }
                 // an old stage whose window is gone would claim an open one in its place
@@ -114,17 +116,14 @@ fn is_planned(validated: &Validated, serving: &RingStatus) -> bool {
     planned.eq(serving.windows.iter().map(|window| window.layers))
 }
 
-/// Whether the newest stage of a ring has had the time that the Ring gives it.
-fn is_late(validated: &Validated, ordinal: u32, live: &Live, now: Timestamp) -> bool {
+/// Whether the newest of these stages of a ring has had the time that the Ring gives it. One that isn't there yet has it
+/// before it, and none has had none.
+fn is_late(validated: &Validated, ordinal: u32, windows: &[LayerRange], live: &Live, now: Timestamp) -> bool {
     let spec = &validated.spec;
     let patience = Duration::from_secs(spec.ring.progress_deadline_seconds.max(0).unsigned_abs().into());
-    let made = |layers| {
-        let made = live.deployment(&names::stage(&spec.name, ordinal, layers))?;
-        Some(made.metadata.creation_timestamp?.0)
+    let had = |layers: &LayerRange| {
+        let made = live.deployment(&names::stage(&spec.name, ordinal, *layers))?;
+        Some(pods::since(made.metadata.creation_timestamp?.0, now) > patience)
     };
-    let newest = validated
-        .cluster_ranks()
-        .filter_map(|(_, rank)| made(rank.layers))
-        .max();
-    newest.is_some_and(|made| pods::since(made, now) > patience)
+    !windows.is_empty() && windows.iter().all(|layers| had(layers) == Some(true))
 }

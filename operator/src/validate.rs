@@ -55,7 +55,7 @@ pub enum Error {
     /// a quantity in it is none
     #[error("a quantity of the spec can't be read")]
     Quantity(#[from] QuantityError),
-    /// a quantity that the API server would compute on for hours
+    /// what is no quantity, or one that the API server would compute on for hours
     #[error("{path} of pool {pool} is `{text}`: write a number and a unit, such as 500m or 2Gi")]
     PoolQuantity {
         /// the pool

@@ -217,11 +217,11 @@ impl RankFiles {
     /// files.
     async fn try_out(&self, trial: &Trial, model: &Model, files: &[(MiniGguf, PathBuf)]) -> Result<(), FetchError> {
         if !(self.first && self.last) {
-            trial.of_file(&window::trunk(model)?, Gives::Logits, &self.dir).await?;
+            trial.of_file(&window::trunk(model)?, Gives::Logits).await?;
         }
         let window = if self.last { Gives::Logits } else { Gives::Hidden };
         for ((mini, _), gives) in files.iter().zip([window, Gives::Tokens]) {
-            trial.of_file(mini, gives, &self.dir).await?;
+            trial.of_file(mini, gives).await?;
         }
         Ok(())
     }

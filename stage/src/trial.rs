@@ -6,11 +6,11 @@
 mod words;
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use kvasir_gguf::{MiniGguf, Model, copy, window};
@@ -18,7 +18,9 @@ use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
 /// Time that llama.cpp has for a prefix; it takes a second for the largest.
-const WITHIN: Duration = Duration::from_secs(60);
+const WITHIN: Duration = Duration::from_secs(30);
+/// Where the process finds an outline, which is its standard input.
+const OUTLINE: &str = "/proc/self/fd/0";
 /// Memory of a trial whatever its prefix: the program, graphs, the states of recurrent layers.
 const MEMORY: u64 = 2 << 30;
 /// A byte of prefix becomes as many in memory at most: tokens are looked up by text.
@@ -27,7 +29,7 @@ const MEMORY_PER_BYTE: u64 = 32;
 const SIGNALS: [(i32, &str); 5] = [
     (4, "an illegal instruction"),
     (6, "an abort"),
-    (7, "a wrong address"),
+    (7, "a bus error"),
     (8, "a division by zero"),
     (11, "a wrong address"),
 ];
@@ -117,51 +119,46 @@ impl Trial {
         Trial { program: None }
     }
 
-    /// Tries the whole model but for its tokenizer, of which only is seen that it is there: a large one takes half a second.
-    /// Outlines are written into `folder`, and taken away again.
+    /// Tries the whole model: its trunk, and beside it its tokenizer.
     ///
     /// # Errors
     /// What is wrong with the model.
-    pub async fn of_model(&self, model: &Model, folder: &Path) -> Result<(), TrialError> {
+    pub async fn of_model(&self, model: &Model) -> Result<(), TrialError> {
         match model.metadata().str("tokenizer.ggml.model") {
             None | Some("no_vocab" | "none") => return Err(TrialError::NoTokenizer),
             Some(_) => {}
         }
         // What can't be cut at all is told by whoever cuts it.
-        if let Ok(trunk) = window::trunk(model) {
-            self.of_file(&trunk, Gives::Logits, folder).await?;
-        }
-        Ok(())
-    }
-
-    /// Tries a model's tokenizer.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub async fn of_tokenizer(&self, model: &Model, folder: &Path) -> Result<(), TrialError> {
-        match window::vocabulary(model, false) {
-            Ok(vocabulary) => self.of_file(&vocabulary, Gives::Tokens, folder).await,
-            Err(_) => Ok(()),
-        }
+        let trunk = async {
+            match window::trunk(model) {
+                Ok(trunk) => self.of_file(&trunk, Gives::Logits).await,
+                Err(_) => Ok(()),
+            }
+        };
+        let tokenizer = async {
+            match window::vocabulary(model, false) {
+                Ok(vocabulary) => self.of_file(&vocabulary, Gives::Tokens).await,
+                Err(_) => Ok(()),
+            }
+        };
+        tokio::try_join!(trunk, tokenizer).map(drop)
     }
 
     /// Tries one file.
     ///
     /// # Errors
     /// What is wrong with the model.
-    pub async fn of_file(&self, mini: &MiniGguf, gives: Gives, folder: &Path) -> Result<(), TrialError> {
+    pub async fn of_file(&self, mini: &MiniGguf, gives: Gives) -> Result<(), TrialError> {
         if self.program.is_none() {
             return Ok(());
         }
-        match Outline::write(mini, folder) {
+        match outline(mini) {
             Ok(outline) => {
                 let memory = MEMORY + MEMORY_PER_BYTE * mini.header.len() as u64;
-                self.of(&outline.path, gives, memory, &mini.blocks).await
+                self.of(Path::new(OUTLINE), outline.into(), gives, memory, &mini.blocks)
+                    .await
             }
-            Err(error) => {
-                tracing::warn!(%error, folder = %folder.display(), "the model can't be tried before it is fetched");
-                Ok(())
-            }
+            Err(error) => cannot_tell(&error.to_string()),
         }
     }
 
@@ -172,10 +169,10 @@ impl Trial {
     pub async fn of_whole(&self, model: &Model, path: &Path) -> Result<(), TrialError> {
         let prefix: u64 = model.prefix_bytes().iter().sum();
         let memory = MEMORY.saturating_add(MEMORY_PER_BYTE.saturating_mul(prefix));
-        self.of(path, Gives::Logits, memory, &[]).await
+        self.of(path, Stdio::null(), Gives::Logits, memory, &[]).await
     }
 
-    async fn of(&self, path: &Path, gives: Gives, memory: u64, blocks: &[u32]) -> Result<(), TrialError> {
+    async fn of(&self, path: &Path, stdin: Stdio, gives: Gives, memory: u64, blocks: &[u32]) -> Result<(), TrialError> {
         let Some((program, way)) = &self.program else {
             return Ok(());
         };
@@ -190,22 +187,15 @@ impl Trial {
             .env_remove("KVASIR_LOG_FORMAT")
             .env_remove("KVASIR_SOURCE_TOKEN")
             .env_remove("KVASIR_TOKEN")
-            .stdin(Stdio::piped())
+            .stdin(stdin)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        let cannot_tell = |why: &str| {
-            tracing::warn!(why, "the model can't be tried before it is fetched");
-            Ok(())
-        };
-        let mut child = match command.spawn() {
+        let child = match command.spawn() {
             Ok(child) => child,
             Err(error) => return cannot_tell(&error.to_string()),
         };
-        // It ends when this one does.
-        let alive = child.stdin.take();
         let ended = tokio::time::timeout(WITHIN, child.wait_with_output()).await;
-        drop(alive);
         let output = match ended {
             Ok(Ok(output)) => output,
             Ok(Err(error)) => return cannot_tell(&error.to_string()),
@@ -244,28 +234,23 @@ fn died(status: ExitStatus, log: &str) -> Verdict {
     }
 }
 
-/// A file without weights, for as long as it is looked at.
-#[derive(Debug)]
-struct Outline {
-    path: PathBuf,
+/// A file without weights, in memory: no folder has to take it, and nothing of it can stay behind.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn outline(mini: &MiniGguf) -> io::Result<File> {
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    let file = File::from(memfd_create("outline of a model", MemfdFlags::CLOEXEC)?);
+    copy::write_outline(mini, &file)?;
+    Ok(file)
 }
 
-impl Outline {
-    fn write(mini: &MiniGguf, folder: &Path) -> io::Result<Self> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = folder.join(format!(".trial-{}-{number}.gguf", std::process::id()));
-        // from a process of the same number that was killed
-        let _ = std::fs::remove_file(&path);
-        let outline = Outline { path };
-        copy::write_outline(mini, &outline.path)?;
-        Ok(outline)
-    }
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn outline(_: &MiniGguf) -> io::Result<File> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
-impl Drop for Outline {
-    fn drop(&mut self) {
-        // What is left of it would be in nobody's way.
-        let _ = std::fs::remove_file(&self.path);
-    }
+/// A trial that can't be held proves nothing.
+fn cannot_tell(why: &str) -> Result<(), TrialError> {
+    tracing::warn!(why, "the model can't be tried before it is fetched");
+    Ok(())
 }

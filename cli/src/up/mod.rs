@@ -114,8 +114,7 @@ impl Up {
         head: &Cell<Option<u32>>,
     ) -> anyhow::Result<()> {
         let planned = self.ring.plan(ring).await?;
-        planned.try_tokenizer().await.context("the model can't be served")?;
-        for warning in planned.memory_warning().iter().chain(&planned.template_warning) {
+        for warning in planned.memory_warning().iter().chain(&planned.warnings) {
             eprintln!("{warning}");
         }
         if let (Some(secret), Err(_)) = (&ring.spec.endpoint.api_key_secret_ref, std::env::var("KVASIR_API_KEYS")) {

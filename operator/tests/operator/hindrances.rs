@@ -129,6 +129,10 @@ fn quantities_that_would_keep_an_api_server_busy_for_hours_are_refused() {
         told(&with("resources: {limits: {memory: '1e999999999'}}")),
         "resources.limits.memory of pool cpu is `1e999999999`: write a number and a unit, such as 500m or 2Gi"
     );
+    assert_eq!(
+        told(&with("resources: {requests: {cpu: abc}}")),
+        "resources.requests.cpu of pool cpu is `abc`: write a number and a unit, such as 500m or 2Gi"
+    );
     let overrides = "podOverrides: {spec: {volumes: [{name: x, emptyDir: {sizeLimit: '1E123456'}}]}}";
     assert_eq!(
         told(&with(overrides)),

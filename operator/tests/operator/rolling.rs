@@ -86,6 +86,13 @@ fn the_plan_that_serves_goes_on_until_the_next_windows_are_loaded() {
             .collect(),
     };
     assert_eq!(decided(&live, &serving, 1), waiting(&[(10, 15), (15, 20)]));
+    let mut old = applied(&built(RING), now());
+    old.pods.clone_from(&live.pods);
+    assert_eq!(
+        decided(&old, &serving, 700),
+        waiting(&[(10, 15), (15, 20)]),
+        "the age of the windows that stay says nothing of those that aren't there yet"
+    );
     live.pods.push(ready_pod(0, 10, 15));
     let hold = decided(&live, &serving, 1);
     assert_eq!(hold, waiting(&[(15, 20)]));

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use kube::Client;
 use kvasir_market::{
     Admission, Limits, Market, MarketClient, RingClient, Store, router,
-    types::{ClaimRequest, Reach, Run, StageReport},
+    types::{ClaimRequest, Positions, Reach, Run, StageReport},
 };
 use kvasir_operator::{
     build::NODE_KEY,
@@ -204,7 +204,7 @@ impl World {
             .ring(&ring)
     }
 
-    /// What kubelet and stages do: pods are ready, windows are claimed, rank 0 signs.
+    /// What kubelet and stages do: pods are ready, windows are claimed, rank 0 signs, and a lap goes round.
     pub(crate) async fn serve(&self) {
         let ring = self.as_owner().name().to_owned();
         for (rank, (start, end)) in WINDOWS.into_iter().enumerate() {
@@ -249,6 +249,12 @@ impl World {
         let proposal = head.proposal(0).await.unwrap().unwrap();
         let signed = SignedManifest::sign(&proposal.manifest, &keys, proposal.delegation).unwrap();
         head.publish(&signed).await.unwrap();
+        let first_lap = Positions {
+            epoch: proposal.manifest.epoch,
+            committed: 0,
+            queued: 0,
+        };
+        head.positions(&first_lap).await.unwrap();
     }
 
     pub(crate) async fn end(self) {

@@ -29,7 +29,10 @@ pub enum Gives {
 /// What llama.cpp says against the file.
 pub fn try_outline(backend: &Backend, path: &Path, gives: Gives) -> Result<(), EngineError> {
     let output = match gives {
-        Gives::Tokens => return Vocabulary::load(backend, path).map(drop),
+        Gives::Tokens => {
+            exercise(&Vocabulary::load(backend, path)?);
+            return Ok(());
+        }
         Gives::Hidden => Output::Hidden,
         Gives::Logits => Output::Logits { max_rows: 1 },
     };
@@ -41,4 +44,20 @@ pub fn try_outline(backend: &Backend, path: &Path, gives: Gives) -> Result<(), E
         ..WindowOptions::default()
     };
     Context::new(Model::load(path, Weights::Outline)?, &options).map(drop)
+}
+
+/// Has a vocabulary read every kind of character and write every token. Of a vocabulary that lacks something llama.cpp
+/// throws where no text needs it until somebody's does, and that would end a ring.
+fn exercise(vocabulary: &Vocabulary) {
+    let one_of_each = |all: std::ops::Range<u32>, step: usize| all.step_by(step).filter_map(char::from_u32);
+    let text: String = one_of_each(0..0x800, 1)
+        .chain(one_of_each(0x800..0x1_0000, 0x3f1))
+        .chain(one_of_each(0x1_0000..0x11_0000, 0x3_f0f1))
+        .collect();
+    for text in [text.as_str(), "A few words, 12.5 of them.\n\tif x == 'y':\n"] {
+        vocabulary.tokenize(text, true, true);
+    }
+    for token in 0..i32::try_from(vocabulary.len()).unwrap_or(i32::MAX) {
+        vocabulary.piece(token, true);
+    }
 }

@@ -28,10 +28,9 @@ pub fn write_from_file(model: &Path, mini: &MiniGguf, out: &Path) -> io::Result<
     file.sync_all()
 }
 
-/// Writes `mini` to `out`, which must not be there yet, with a hole in place of every weight: as long as the whole file, it
-/// takes the room of its head.
-pub fn write_outline(mini: &MiniGguf, out: &Path) -> io::Result<()> {
-    let file = File::create_new(out)?;
-    file.write_all_at(&mini.header, 0)?;
-    file.set_len(mini.len)
+/// Writes `mini` into `out`, an empty file, with a hole in place of every weight: as long as the whole file, it takes the
+/// room of its head.
+pub fn write_outline(mini: &MiniGguf, out: &File) -> io::Result<()> {
+    out.write_all_at(&mini.header, 0)?;
+    out.set_len(mini.len)
 }

@@ -284,6 +284,13 @@ impl Model {
             .map(Some)
     }
 
+    /// Whether a key says one thing of one layer, and another of another one.
+    pub fn varies_by_layer(&self) -> bool {
+        let values = |key: &&str| self.per_layer(key).ok().flatten();
+        let mut arrays = crate::arch::PER_LAYER.iter().filter_map(values);
+        arrays.any(|values| values.windows(2).any(|pair| pair[0] != pair[1]))
+    }
+
     /// All tensors, in the order of parts and tables.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors

@@ -36,7 +36,7 @@ use self::health::Pulse;
 use self::metrics::Metrics;
 use self::parameters::Parameters;
 use self::reply::{Delivery, Envelope, Shape};
-use self::template::{CHATML, ChatTemplate, TemplateError};
+use self::template::{CHATML, ChatTemplate, Conversation, TemplateError};
 use self::tokenizer::tokenize_prompt;
 use self::tools::Tools;
 use crate::ring::handle::{Generate, Ring};
@@ -259,10 +259,19 @@ pub fn router(ring: Arc<dyn Ring>, tokenizer: Arc<dyn Tokenizer>, mut config: Ap
         .with_state(api)
 }
 
-/// Why chats can't be had with a model of this chat template, if so.
+/// Why chats can't be had with a model of this chat template, if so: it can't be read, or makes nothing of a greeting.
 pub fn template_problem(template: &str) -> Option<String> {
-    let compiled = ChatTemplate::compile(template, String::new(), String::new());
-    compiled.err().map(|error| error.to_string())
+    let greeting = Conversation {
+        messages: vec![serde_json::json!({"role": "user", "content": "Hello"})],
+        ..Conversation::default()
+    };
+    let rendered =
+        ChatTemplate::compile(template, String::new(), String::new()).and_then(|template| template.render(&greeting));
+    match rendered {
+        Ok(prompt) if prompt.trim().is_empty() => Some("the chat template makes an empty prompt".to_owned()),
+        Ok(_) => None,
+        Err(error) => Some(error.to_string()),
+    }
 }
 
 fn compile_template(tokenizer: &dyn Tokenizer, own: Option<String>) -> Result<ChatTemplate, TemplateError> {

@@ -21,7 +21,7 @@ impl Args {
         let reader = source::open(&source, &Access::default())?;
         let model = source::read_model(&*reader, &[]).await?;
         let profile = ModelProfile::of(&model).context("the model can't be planned")?;
-        trial.of_model(&model, &std::env::temp_dir()).await?;
+        trial.of_model(&model).await?;
         say(&serde_json::to_value(&profile)?);
         Ok(())
     }

@@ -1,6 +1,5 @@
 //! `kvasir-stage trial`: loads a file that has no weights yet, and says what llama.cpp has against it.
 
-use std::io::{Read as _, stdin};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -8,6 +7,8 @@ use clap::ValueEnum;
 use kvasir_engine::{Backend, EngineError, Gives, Mode, try_outline};
 use kvasir_process::chain;
 use rustix::process::{Resource, Rlimit, setrlimit};
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use rustix::process::{Signal, set_parent_process_death_signal};
 
 use super::say;
 use crate::trial::Verdict;
@@ -33,11 +34,9 @@ enum What {
 
 impl Args {
     pub(super) fn run(self) -> ExitCode {
-        // Whoever started this holds its standard input, and nothing comes on it.
-        std::thread::spawn(|| {
-            let _ = stdin().read_to_end(&mut Vec::new());
-            std::process::exit(1);
-        });
+        // It ends when whoever started it does; otherwise it comes to its own end.
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        let _ = set_parent_process_death_signal(Some(Signal::KILL));
         self.limit();
         let gives = match self.gives {
             What::Hidden => Gives::Hidden,
