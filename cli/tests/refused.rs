@@ -185,3 +185,59 @@ fn every_command_cuts_where_the_last_window_may_start() {
         assert_eq!(cut.status.success(), ![27, 28].contains(&start), "{start}");
     }
 }
+
+#[test]
+fn a_tokenizer_that_would_end_a_ring_at_somebodys_text_is_refused_by_every_command() {
+    let mut file = random(Architecture::Llama).file();
+    // loaded without a word, and thrown at by the first text that it has no token for
+    file.set("tokenizer.ggml.model", Metadata::String("llama".to_owned()));
+    let site = Site::of(&file);
+    let (model, ring) = (text(&site.model), text(&site.ring));
+    assert_eq!(kvasir(&["inspect", model]).status.code(), Some(2));
+    let (dir, out) = (site.folder.path().join("dir"), site.folder.path().join("out.gguf"));
+    for arguments in [
+        vec!["inspect", model],
+        vec!["plan", ring],
+        vec!["up", ring, "--port", "0", "--dir", text(&dir)],
+        vec!["slice", model, "0..4", "--first", "--out", text(&out)],
+    ] {
+        let told = refusal(&arguments);
+        assert!(told.contains("its tokenizer ends by"), "{arguments:?}: {told}");
+    }
+    assert!(!dir.join("windows").exists() && !out.exists());
+}
+
+#[test]
+fn planned_windows_are_tried_where_layers_are_unlike_each_other() {
+    let mut file = random(Architecture::Llama).file();
+    let wide = file.metadata.iter().find(|(key, _)| key == "llama.feed_forward_length");
+    let Some((_, Metadata::U32(wide))) = wide else {
+        panic!("one length for all layers");
+    };
+    let wide = *wide as i32;
+    // llama.cpp takes the first of a window for all of its layers
+    let lengths = vec![wide, wide, wide, wide, wide - 32, wide, wide, wide];
+    file.set("llama.feed_forward_length", Metadata::I32s(lengths));
+    let site = Site::of(&file);
+    let ring = text(&site.ring);
+    prints(&["plan", ring, "--stages", "1"]);
+    let told = refusal(&["plan", ring, "--stages", "2"]);
+    assert!(told.contains("tensor blk.4.ffn_"), "{told}");
+}
+
+#[test]
+fn a_template_that_refuses_a_greeting_and_a_context_beyond_the_models_are_told_with_the_plan() {
+    let template = Metadata::String("{{ raise_exception('never') }}".to_owned());
+    let model = random(Architecture::Llama)
+        .metadata("tokenizer.chat_template", template)
+        .metadata("llama.context_length", Metadata::U32(128));
+    let site = Site::of(&model.file());
+    let output = kvasir(&["plan", text(&site.ring)]);
+    assert!(output.status.success());
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        told.contains("the chat template refuses these messages: never"),
+        "{told}"
+    );
+    assert!(told.contains("the model was made for 128 positions"), "{told}");
+}

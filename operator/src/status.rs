@@ -362,8 +362,8 @@ fn ready(observed: &Observed<'_>, stages: &[Vec<Stage>], ready_rings: usize, so_
             View::Unreachable(message) => {
                 return Saying::unknown(reasons::RELAY_UNREACHABLE, message.clone());
             }
-            View::Refused { reason, message } => {
-                return Saying::no(reasons::RELAY_REFUSED, format!("{reason}: {message}"));
+            View::Refused { message, .. } => {
+                return Saying::no(reasons::RELAY_REFUSED, message.clone());
             }
             View::Seen(_) | View::Absent | View::Unasked => {}
         }
@@ -441,8 +441,8 @@ fn degraded(observed: &Observed<'_>, stages: &[Vec<Stage>]) -> Saying {
     for view in observed.views {
         match view {
             View::Unreachable(message) => return Saying::yes(reasons::RELAY_UNREACHABLE, message.clone()),
-            View::Refused { reason, message } => {
-                return Saying::yes(reasons::RELAY_REFUSED, format!("{reason}: {message}"));
+            View::Refused { message, .. } => {
+                return Saying::yes(reasons::RELAY_REFUSED, message.clone());
             }
             View::Seen(_) | View::Absent | View::Unasked => {}
         }

@@ -183,7 +183,9 @@ impl RankFiles {
             layers: self.layers.start..self.layers.end,
             last: self.last,
         };
-        let mut files = vec![(window::window(&model, &role)?, self.window())];
+        let window = window::window(&model, &role)?;
+        self.try_out(trial, &model, &window).await?;
+        let mut files = vec![(window, self.window())];
         if let Some(path) = self.vocabulary() {
             // In a ring of one with a tied head the window holds the embedding already.
             files.push((
@@ -191,7 +193,6 @@ impl RankFiles {
                 path,
             ));
         }
-        self.try_out(trial, &model, &files).await?;
         let total = files.iter().map(|(mini, _)| mini.fetched_bytes()).sum();
         let mut sum = Fetched {
             bytes_fetched: model.prefix_bytes().iter().sum(),
@@ -213,15 +214,13 @@ impl RankFiles {
         Ok(sum)
     }
 
-    /// Tries the whole trunk, so that what is wrong with another rank's window is told here too, and then the rank's own
-    /// files.
-    async fn try_out(&self, trial: &Trial, model: &Model, files: &[(MiniGguf, PathBuf)]) -> Result<(), FetchError> {
+    /// Tries the whole model, so that what is wrong with another rank's files is told here too, and then the rank's own
+    /// window.
+    async fn try_out(&self, trial: &Trial, model: &Model, window: &MiniGguf) -> Result<(), FetchError> {
+        trial.of_model(model).await?;
         if !(self.first && self.last) {
-            trial.of_file(&window::trunk(model)?, Gives::Logits).await?;
-        }
-        let window = if self.last { Gives::Logits } else { Gives::Hidden };
-        for ((mini, _), gives) in files.iter().zip([window, Gives::Tokens]) {
-            trial.of_file(mini, gives).await?;
+            let gives = if self.last { Gives::Logits } else { Gives::Hidden };
+            trial.of_file(window, gives).await?;
         }
         Ok(())
     }

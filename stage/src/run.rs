@@ -291,9 +291,11 @@ impl Stage {
                         Some((failed, why)) => RingError::EngineFailed {
                             detail: format!("rank {failed}: {why}"),
                         },
-                        None => RingError::StageLost { detail: lost.public() },
+                        None => RingError::StageLost {
+                            detail: lost.public(rank as u32),
+                        },
                     };
-                    (lost.public(), told)
+                    (lost.public(rank as u32), told)
                 }
                 None => {
                     // Another stage gave this epoch up a moment earlier: what this one saw of it counts all the same.
@@ -464,11 +466,13 @@ impl EpochEnd {
         }
     }
 
-    /// What clients are told. The causes of a link that didn't come up name addresses, which are not theirs to know.
-    fn public(&self) -> String {
-        match self {
-            EpochEnd::NotFormed(e) => format!("{self}: {e}"),
-            EpochEnd::Lost(_) => chain(self),
+    /// What clients of rank `own` are told. The causes of a link that didn't come up name addresses, and those of an engine
+    /// that failed name files, which are not theirs to know.
+    fn public(&self, own: u32) -> String {
+        match (self, self.engine_failure(own)) {
+            (_, Some((rank, why))) => format!("the engine of rank {rank} failed: {why}"),
+            (EpochEnd::NotFormed(e), None) => format!("{self}: {e}"),
+            (EpochEnd::Lost(_), None) => chain(self),
         }
     }
 

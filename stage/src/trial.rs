@@ -206,7 +206,7 @@ impl Trial {
             String::from_utf8_lossy(&output.stderr),
         );
         let verdict = said.lines().rev().find_map(|line| serde_json::from_str(line).ok());
-        let verdict = verdict.unwrap_or_else(|| died(output.status, &log));
+        let verdict = verdict.unwrap_or_else(|| died(output.status, &log, gives));
         match verdict {
             Verdict::Sound => Ok(()),
             Verdict::NoTokenizer => Err(TrialError::NoTokenizer),
@@ -220,13 +220,16 @@ impl Trial {
 }
 
 /// What it means that the process ended without a word.
-fn died(status: ExitStatus, log: &str) -> Verdict {
+fn died(status: ExitStatus, log: &str, gives: Gives) -> Verdict {
     let refused = |said: String| Verdict::Refused { said };
     if let Some(said) = words::last(log) {
         return refused(said);
     }
     let what = |signal| SIGNALS.iter().find(|(number, _)| *number == signal);
     match status.signal().and_then(what) {
+        Some((_, what)) if gives == Gives::Tokens => refused(format!(
+            "its tokenizer ends by {what}: tokens or pieces are missing that some text needs, or are malformed"
+        )),
         Some((_, what)) => refused(format!("it ends by {what}: keys and shapes contradict each other")),
         None => Verdict::CannotTell {
             said: status.to_string(),

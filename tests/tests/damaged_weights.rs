@@ -47,6 +47,7 @@ fn a_window_that_computes_no_numbers_is_told_and_ends_the_ring() {
         let status = answer.status;
         let body = answer.json();
         assert_eq!(status, 503, "{body}");
+        assert!(!body.to_string().contains(".gguf"), "no client's business: {body}");
         match body["error"]["code"].as_str() {
             Some("engine_failed") => {
                 failures += 1;

@@ -236,5 +236,9 @@ pub fn tokenizer(sound: &File) -> Vec<Case> {
     cases.by("with the name of no tokenizer", &["tokenizer"], |file| {
         file.set("tokenizer.ggml.model", Value::String("nobody".to_owned()));
     });
+    // llama.cpp loads it, and throws at the first text that it has no token for
+    cases.by("without the tokens of bytes", &["tokenizer"], |file| {
+        file.set("tokenizer.ggml.model", Value::String("llama".to_owned()));
+    });
     cases.cases
 }
