@@ -13,7 +13,7 @@ use kube::{
 };
 use kvasir_api::conditions::reasons;
 use kvasir_process::chain;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     build::{Applied, Kind, Object, Prepared, Resources},
@@ -260,6 +260,14 @@ async fn put(context: &Context, spec: &Spec, object: &Object, there: Option<&Val
         field = there.and_then(|there| compare::difference(&object.value, there)),
         "applying"
     );
+    let strangers = there.map(|there| compare::strangers_in_selector(&object.value, there));
+    for key in strangers.unwrap_or_default() {
+        let without = Patch::Merge(json!({"spec": {"selector": {key: null}}}));
+        context.metrics.wrote(kind.name(), "patch");
+        api.patch(name, &PatchParams::default(), &without)
+            .await
+            .map_err(|source| failed("apply", kind, name, source))?;
+    }
     let params = PatchParams::apply(labels::MANAGER).force();
     context.metrics.wrote(kind.name(), "apply");
     match api.patch(name, &params, &Patch::Apply(&object.value)).await {

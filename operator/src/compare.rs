@@ -8,6 +8,9 @@ use crate::{labels, names};
 /// Decimal places to which quantities are compared: Kubernetes' smallest unit is a billionth.
 const PLACES: i32 = 9;
 
+/// A map of which every member narrows what it means.
+const SELECTOR: &str = "spec.selector";
+
 /// An object with the hash of itself among its annotations.
 pub fn stamped(mut object: Value) -> Value {
     let hash = names::digest(object.to_string().as_bytes());
@@ -35,6 +38,9 @@ pub fn difference(wanted: &Value, live: &Value) -> Option<String> {
 fn differences(wanted: &Value, live: &Value, path: &str, fields: &mut Vec<String>) {
     match (wanted, live) {
         (Value::Object(wanted), Value::Object(live)) => {
+            if path == SELECTOR && !strangers(wanted, live).is_empty() {
+                fields.push(path.to_owned());
+            }
             for (name, wanted) in wanted {
                 // members of a list don't say what they are
                 if path.is_empty() && ["apiVersion", "kind"].contains(&name.as_str()) {
@@ -71,6 +77,20 @@ fn differences(wanted: &Value, live: &Value, path: &str, fields: &mut Vec<String
         (wanted, live) if wanted == live => {}
         _ => fields.push(path.to_owned()),
     }
+}
+
+/// Keys that others added to an object's selector: it fits nothing then, and applying leaves them there.
+pub fn strangers_in_selector(wanted: &Value, live: &Value) -> Vec<String> {
+    let selector = |object: &Value| object.pointer("/spec/selector").and_then(Value::as_object).cloned();
+    match (selector(wanted), selector(live)) {
+        (Some(wanted), Some(live)) => strangers(&wanted, &live),
+        _ => Vec::new(),
+    }
+}
+
+fn strangers(wanted: &Map<String, Value>, live: &Map<String, Value>) -> Vec<String> {
+    let others = live.keys().filter(|key| !wanted.contains_key(*key));
+    others.cloned().collect()
 }
 
 fn covers(wanted: &Value, live: &Value) -> bool {

@@ -158,7 +158,10 @@ impl Trial {
                 self.of(Path::new(OUTLINE), outline.into(), gives, memory, &mini.blocks)
                     .await
             }
-            Err(error) => cannot_tell(&error.to_string()),
+            Err(error) => {
+                cannot_tell(&error.to_string());
+                Ok(())
+            }
         }
     }
 
@@ -193,12 +196,18 @@ impl Trial {
             .kill_on_drop(true);
         let child = match command.spawn() {
             Ok(child) => child,
-            Err(error) => return cannot_tell(&error.to_string()),
+            Err(error) => {
+                cannot_tell(&error.to_string());
+                return Ok(());
+            }
         };
         let ended = tokio::time::timeout(WITHIN, child.wait_with_output()).await;
         let output = match ended {
             Ok(Ok(output)) => output,
-            Ok(Err(error)) => return cannot_tell(&error.to_string()),
+            Ok(Err(error)) => {
+                cannot_tell(&error.to_string());
+                return Ok(());
+            }
             Err(_) => return Err(TrialError::Slow),
         };
         let (said, log) = (
@@ -214,7 +223,10 @@ impl Trial {
                 let why = words::of(&said, path, blocks);
                 Err(TrialError::Refused { why })
             }
-            Verdict::CannotTell { said } => cannot_tell(&said),
+            Verdict::CannotTell { said } => {
+                cannot_tell(&said);
+                Ok(())
+            }
         }
     }
 }
@@ -253,7 +265,6 @@ fn outline(_: &MiniGguf) -> io::Result<File> {
 }
 
 /// A trial that can't be held proves nothing.
-fn cannot_tell(why: &str) -> Result<(), TrialError> {
+fn cannot_tell(why: &str) {
     tracing::warn!(why, "the model can't be tried before it is fetched");
-    Ok(())
 }

@@ -51,6 +51,20 @@ async fn a_ring_becomes_ready_and_then_nothing_is_written_until_it_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_that_somebody_bent_leads_to_rank_0_again() {
+    let world = World::new().await;
+    world.apply(&on_volume());
+    eventually("the service", || world.api.names("services").len() == 1).await;
+    let service = || world.api.get("services", "models", "smollm2").unwrap();
+    let mut bent = service();
+    let before = bent["spec"]["selector"].clone();
+    bent["spec"]["selector"]["x"] = json!("y");
+    world.api.put("services", "models", &bent);
+    eventually("its own selector", || service()["spec"]["selector"] == before).await;
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ring_that_nothing_holds_is_off_the_market_after_it_went() {
     // where the operator's rights may go with the namespace, no finalizer keeps a Ring
     let world = World::in_namespaces(&["models"]).await;

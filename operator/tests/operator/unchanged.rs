@@ -51,6 +51,16 @@ fn whatever_differs_is_applied_and_nothing_else() {
 }
 
 #[test]
+fn a_selector_to_which_somebody_added_a_key_is_applied_again() {
+    let resources = built(RING);
+    let mut live = applied(&resources, now());
+    live.objects.get_mut(&(Kind::Service, "smollm2".to_owned())).unwrap()["spec"]["selector"]["x"] = json!("y");
+    let changes = changes(&resources, &live, &validated(RING).spec, &Switch::Go);
+    let put: Vec<Kind> = changes.put.iter().map(|object| object.kind).collect();
+    assert_eq!(put, [Kind::Service], "it leads nowhere");
+}
+
+#[test]
 fn what_the_ring_has_no_more_goes_and_keys_and_invites_stay() {
     let two = changed(RING, "  exact: true", "  exact: true\n  replicas: 2");
     let mut live = applied(&built(&two), now());

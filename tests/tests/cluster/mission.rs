@@ -60,7 +60,7 @@ fn a_device_behind_nat_serves_the_window_that_the_cluster_leaves_open() {
 
     let told = site.kubectl(&["get", "ring", &ring_name, "--no-headers"]).unwrap();
     let columns: Vec<&str> = told.split_whitespace().collect();
-    assert_eq!(columns[2..5], ["3/3", "30/30", "True"], "{told}");
+    assert_eq!(columns[2..6], ["1/1", "3/3", "30/30", "True"], "{told}");
     let stages = site.get(&["ring", &ring_name]).unwrap()["status"]["rings"][0]["stages"].clone();
     assert_eq!(stages[1]["placement"], "Claimed");
     assert!(
