@@ -2,47 +2,25 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod support;
+
 use std::path::Path;
-use std::process::Output;
 use std::time::Duration;
 
-use assert_cmd::Command;
 use kvasir_tests::deadline::wait_for;
 use kvasir_tests::gguf::Value as Metadata;
 use kvasir_tests::models;
 use kvasir_tests::nginx::Nginx;
-use kvasir_tests::random_model::{Architecture, RandomModel, Vocabulary};
+use kvasir_tests::random_model::{Architecture, RandomModel};
 use serde_json::{Value, json};
 
-fn kvasir(arguments: &[&str]) -> Output {
-    let mut command = Command::cargo_bin("kvasir").unwrap();
-    command.env_remove("RUST_LOG").args(arguments).output().unwrap()
-}
-
-fn random(architecture: Architecture) -> RandomModel {
-    RandomModel::new(architecture).vocabulary(Vocabulary::Bytes)
-}
-
-fn prints(arguments: &[&str]) -> String {
-    let output = kvasir(arguments);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn inspected(arguments: &[&str]) -> Value {
-    let arguments = [&["inspect", "-o", "json"], arguments].concat();
-    serde_json::from_str(&prints(&arguments)).unwrap()
-}
+use support::{column, inspected, kvasir, prints, random};
 
 fn in_folder(model: &RandomModel, test: impl FnOnce(&str)) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     model.write(&path).unwrap();
     test(path.to_str().unwrap());
-}
-
-fn column(rows: &Value, name: &str) -> Vec<Value> {
-    rows.as_array().unwrap().iter().map(|row| row[name].clone()).collect()
 }
 
 fn sum(rows: &Value, name: &str) -> u64 {

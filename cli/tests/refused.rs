@@ -2,45 +2,23 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod support;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Output;
 
-use assert_cmd::Command;
 use kvasir_tests::gguf::{File, Value as Metadata};
-use kvasir_tests::random_model::{Architecture, RandomModel, Vocabulary};
+use kvasir_tests::random_model::{Architecture, RandomModel};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-fn kvasir(arguments: &[&str]) -> Output {
-    let mut command = Command::cargo_bin("kvasir").unwrap();
-    command.env_remove("RUST_LOG").args(arguments).output().unwrap()
-}
-
-fn prints(arguments: &[&str]) -> String {
-    let output = kvasir(arguments);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn inspected(arguments: &[&str]) -> Value {
-    let arguments = [&["inspect", "-o", "json"], arguments].concat();
-    serde_json::from_str(&prints(&arguments)).unwrap()
-}
+use support::{column, inspected, kvasir, prints, random};
 
 /// What a command says when it fails.
 fn refusal(arguments: &[&str]) -> String {
     let output = kvasir(arguments);
     assert!(!output.status.success(), "{arguments:?}");
     String::from_utf8(output.stderr).unwrap()
-}
-
-fn column(rows: &Value, name: &str) -> Vec<Value> {
-    rows.as_array().unwrap().iter().map(|row| row[name].clone()).collect()
-}
-
-fn random(architecture: Architecture) -> RandomModel {
-    RandomModel::new(architecture).vocabulary(Vocabulary::Bytes)
 }
 
 fn text(path: &Path) -> &str {

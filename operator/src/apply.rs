@@ -13,7 +13,7 @@ use kube::{
 };
 use kvasir_api::conditions::reasons;
 use kvasir_process::chain;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::{
     build::{Applied, Kind, Object, Prepared, Resources},
@@ -261,8 +261,9 @@ async fn put(context: &Context, spec: &Spec, object: &Object, there: Option<&Val
         "applying"
     );
     let strangers = there.map(|there| compare::strangers_in_selector(&object.value, there));
-    for key in strangers.unwrap_or_default() {
-        let without = Patch::Merge(json!({"spec": {"selector": {key: null}}}));
+    if let Some(strangers) = strangers.filter(|strangers| !strangers.is_empty()) {
+        let gone: Map<String, Value> = strangers.into_iter().map(|key| (key, Value::Null)).collect();
+        let without = Patch::Merge(json!({"spec": {"selector": gone}}));
         context.metrics.wrote(kind.name(), "patch");
         api.patch(name, &PatchParams::default(), &without)
             .await
