@@ -558,3 +558,23 @@ pub fn memory_bytes() -> u64 {
     let kibibytes: Option<u64> = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
     kibibytes.map_or(u64::MAX, |kibibytes| kibibytes.saturating_mul(1024))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::compute::ComputeError;
+    use crate::ring::worker::Fault;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("/home/someone/window.gguf could not be computed")]
+    struct Window(#[source] std::fmt::Error);
+
+    #[test]
+    fn clients_are_told_of_an_engine_that_failed_and_of_no_file() {
+        let fault = Fault::Engine(ComputeError(Box::new(Window(std::fmt::Error))));
+        let ended = EpochEnd::Lost(Lost::Fault(fault));
+        assert!(chain(&ended).contains("window.gguf"), "the log is told");
+        let told = format!("the engine of rank 0 failed: {}", std::fmt::Error);
+        assert_eq!(ended.public(0), told);
+    }
+}
